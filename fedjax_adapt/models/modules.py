@@ -143,16 +143,65 @@ def is_split(
         return False
 
 
-def split_outputs(module: Any, x: Array) -> Outputs:
-    """The outputs of a module that `is_split`."""
-    features = module.features(x)
-    return Outputs(module.head(features), features)
+def functions_of(
+    module: Any,
+    init: Callable[[Key], Params],
+    bind: Callable[[Params, Key | None], Any],
+    told: Callable[[Key | None], dict[str, Any]],
+    example: jax.ShapeDtypeStruct,
+    silent: str | None,
+    draws: bool = False,
+    each: bool = False,
+) -> Model:
+    """A module as pure functions; a key is for training, and None for evaluation.
 
+    Args:
+      module: of the kind that `bind` returns.
+      init: draws the parameters.
+      bind: (params, key) -> the module to call.
+      told: key -> what it is given by name, besides its inputs.
+      example: of its inputs.
+      silent: as in `Model`.
+      draws: whether it is random in training without being given anything.
+      each: whether it takes one example, not a batch.
+    """
 
-def own_loss(module: Any) -> Callable | None:
-    """The module's method `loss`, if it has one."""
+    def call(params, x, key=None, split=False):
+        bound = bind(params, key)
+
+        def one(x, key):
+            if split:
+                features = bound.features(x)
+                return Outputs(bound.head(features), features)
+            try:
+                return outputs_of(bound(x, **told(key)))
+            except InvalidRngError:  # of linen, which has every stream in training
+                raise SettingError(
+                    f"{type(module).__name__} draws random numbers when it is evaluated, "
+                    f"too; {SAY_MODE}."
+                ) from None
+
+        if not each:
+            return one(x, key)
+        return jax.vmap(one)(x, None if key is None else jax.random.split(key, len(x)))
+
+    def head(params, features):
+        function = bind(params, None).head
+        return jax.vmap(function)(features) if each else function(features)
+
+    composed, kind = partial(call, split=True), type(module)
+    split = not told(None) and is_split(kind, init, call, composed, example)
+    in_training = told(jax.random.key(0))
+    trained = partial(call, split=split and not in_training)
     loss = getattr(module, "loss", None)
-    return loss if callable(loss) else None
+    return Model(
+        init=init,
+        apply=composed if split else call,
+        apply_train=trained if draws or in_training else None,
+        loss=loss if callable(loss) else None,
+        head=head if split else None,
+        silent=silent,
+    )
 
 
 def never_drops(name: str, hint: str) -> str:
@@ -234,44 +283,28 @@ def from_nnx(model: nnx.Module | Callable, example: jax.ShapeDtypeStruct) -> Mod
     module.train()
     graph_train = nnx.split(module, nnx.Param, nnx.RngState)[0]
     paths = [path for path, _ in nnx.to_flat_state(weights)]
-    is_random = bool(nnx.to_flat_state(random)) or asks_rngs
-    mute = not is_random and _nnx_drops(module)
+    draws = bool(nnx.to_flat_state(random))
+    mute = not draws and not asks_rngs and _nnx_drops(module)
 
     def init(key):
         if given_params is not None:
             return given_params
         return _named_params(nnx.state(build(key), nnx.Param))
 
-    def merged(graph, params, random):
+    def bind(params, key):
         flat = flatten_dict(params)
         state = [(path, nnx.Param(flat[_path_names(path)])) for path in paths]
-        return nnx.merge(graph, nnx.from_flat_state(state), random)
+        kept = graph if key is None else graph_train
+        # a module in evaluation mode asks for no random numbers, but has their streams
+        return nnx.merge(kept, nnx.from_flat_state(state), _streams(random, key))
 
-    # a module in evaluation mode asks for no random numbers, but has their streams
-    evaluated = lambda params: merged(graph, params, _streams(random))
-    called = lambda params, x: outputs_of(evaluated(params)(x, **mode(False)))
-    composed = lambda params, x: split_outputs(evaluated(params), x)
-    split = not mode(False) and is_split(type(module), init, called, composed, example)
-
-    def apply_train(params, x, key):
-        module = merged(graph_train, params, _streams(random, key))
-        if split and not asks_rngs:
-            return split_outputs(module, x)
-        rngs = {"rngs": nnx.Rngs(key)} if asks_rngs else {}
-        return outputs_of(module(x, **mode(True), **rngs))
-
-    def head(params, features):
-        return evaluated(params).head(features)
+    def told(key):
+        rngs = {"rngs": nnx.Rngs(key)} if asks_rngs and key is not None else {}
+        return mode(key is not None) | rngs
 
     hint = "build it with nnx.Dropout(rate, rngs=rngs)"
-    return Model(
-        init=init,
-        apply=composed if split else called,
-        apply_train=apply_train if is_random or mode(True) else None,
-        loss=own_loss(module),
-        head=head if split else None,
-        silent=never_drops(name, hint) if mute else None,
-    )
+    silent = never_drops(name, hint) if mute else None
+    return functions_of(module, init, bind, told, example, silent, draws)
 
 
 def _streams(random: nnx.State, key: Key | None = None) -> nnx.State:
@@ -322,33 +355,14 @@ def from_linen(module: linen.Module, example: jax.ShapeDtypeStruct) -> Model:
         raise SettingError(f"{name} " + NO_STATE.format(kind=sorted(extra)[0]))
     mute = not mode(True) and linen_drops(lambda key, x: variables(key), example)
 
-    def head(params, features):
-        return module.apply({"params": params}, features, method="head")
-
-    def called(params, x):
-        try:
-            return outputs_of(module.apply({"params": params}, x, **mode(False)))
-        except InvalidRngError:
-            raise SettingError(
-                f"{name} draws random numbers when it is evaluated, too; {SAY_MODE}."
-            ) from None
-
-    def composed(params, x):
-        features = module.apply({"params": params}, x, method="features")
-        return Outputs(head(params, features), features)
-
-    def apply_train(params, x, key):
+    def bind(params, key):
+        if key is None:
+            return module.bind({"params": params})
         # a stream of another name falls back on that of the parameters
         rngs = {"dropout": key, "params": jax.random.fold_in(key, 1)}
-        return outputs_of(module.apply({"params": params}, x, **mode(True), rngs=rngs))
+        return module.bind({"params": params}, rngs=rngs)
 
     init = lambda key: variables(key)["params"]
-    split = not mode(False) and is_split(type(module), init, called, composed, example)
-    return Model(
-        init=init,
-        apply=composed if split else called,
-        apply_train=apply_train if mode(True) else None,
-        loss=own_loss(module),
-        head=head if split else None,
-        silent=never_drops(name, SAY_MODE) if mute else None,
-    )
+    told = lambda key: mode(key is not None)
+    silent = never_drops(name, SAY_MODE) if mute else None
+    return functions_of(module, init, bind, told, example, silent)

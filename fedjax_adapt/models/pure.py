@@ -14,7 +14,7 @@ from flax import linen, nnx
 from flax.errors import FlaxError
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from ..core import Array, Key, Outputs, Params
+from ..core import Key, Params
 from ..errors import SettingError
 from .modules import (
     KEYS,
@@ -23,14 +23,12 @@ from .modules import (
     check_factory,
     from_linen,
     from_nnx,
-    is_split,
+    functions_of,
     linen_drops,
     modes_of,
     never_drops,
     outputs_of,
-    own_loss,
     parameters,
-    split_outputs,
 )
 from .ways import choosing
 
@@ -238,38 +236,14 @@ def _from_equinox(model: Any, example: jax.ShapeDtypeStruct) -> Model:
         drawn = jax.tree.leaves(eqx.filter(build(key), eqx.is_inexact_array))
         return unflatten_dict(dict(zip(names, drawn, strict=True)))
 
-    def module(params: Params, rest: Any) -> Any:
+    def bind(params: Params, key: Key | None) -> Any:
         flat = flatten_dict(params)
-        return eqx.combine(structure.unflatten([flat[path] for path in names]), rest)
+        whole = structure.unflatten([flat[path] for path in names])
+        return eqx.combine(whole, evaluated if key is None else trained)
 
-    def called(params: Params, x: Array) -> Outputs:
-        whole = module(params, evaluated)
-        one = lambda x: outputs_of(whole(x, **mode(False), **dict.fromkeys(asked)))
-        return jax.vmap(one)(x)
-
-    def composed(params: Params, x: Array) -> Outputs:
-        whole = module(params, evaluated)
-        return jax.vmap(lambda x: split_outputs(whole, x))(x)
-
-    plain = not asked and not mode(False)
-    split = plain and is_split(type(made), init, called, composed, example)
-
-    def apply_train(params: Params, x: Array, key: Key) -> Outputs:
-        whole = module(params, trained)
-        one = lambda x, key: whole(x, **mode(True), **dict.fromkeys(asked, key))
-        return outputs_of(jax.vmap(one)(x, jax.random.split(key, x.shape[0])))
-
-    def head(params: Params, features: Array) -> Array:
-        return jax.vmap(module(params, evaluated).head)(features)
-
-    return Model(
-        init=init,
-        apply=composed if split else called,
-        apply_train=apply_train if asked or mode(True) else None,
-        loss=own_loss(made),
-        head=head if split else None,
-        silent=never_drops(name, hint) if _equinox_drops(made) and not asked else None,
-    )
+    told = lambda key: mode(key is not None) | dict.fromkeys(asked, key)
+    silent = never_drops(name, hint) if _equinox_drops(made) and not asked else None
+    return functions_of(made, init, bind, told, example, silent, each=True)
 
 
 def _equinox_drops(module: Any) -> bool:
