@@ -1,16 +1,13 @@
 """Flags, which follow from the choices made, and what is wrong with them in one sentence.
 
-tyro turns a dataclass into flags; here the dataclass is made from the settings of
-`config`, so that an algorithm's options are flags the day it is added. What tyro
-refuses is said again in one sentence.
+The flags are made from the settings of `config`, so that an algorithm's options are flags
+the day it is added. tyro prints their help.
 """
 
 import contextlib
-import io
 import re
-import types
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, make_dataclass
 from typing import Annotated, Any
 
@@ -38,7 +35,8 @@ def switch(about: str) -> Option:
     return Option(bool, False, about)
 
 
-NAMES = {types.NoneType: ("none",), bool: ("true", "false")}  # of values of some types
+# without a --no- of their own
+SWITCHES = ("resume", "controls", "overwrite", "dry_run", "json", "quiet", "yes")
 OUTPUT = {  # of commands that train
     "dry_run": switch(
         "say what would be run, load the data, but train and write nothing"
@@ -150,84 +148,44 @@ def read_flags(
     description: str,
     choices: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
-    """All values, by full names, by tyro; `settings` are defaults that a file gives.
-
-    A flag is shown by its short name, or by the full one where that means several.
+    """All values, by full names; `settings` are defaults that a file gives.
 
     Raises:
       SettingError: one sentence on the first mistake.
       SystemExit: --help was asked for and has been printed.
     """
-    import tyro
-
-    words_of(arguments)  # or it is refused
-    errors = io.StringIO()
-    names = [name for group in groups.values() for name in group]
-    shown = shortest(names)
-    options = {shown[n]: o for group in groups.values() for n, o in group.items()}
-    arguments = _as_shown(arguments, names, choices or {})
-    try:
-        with contextlib.redirect_stderr(errors):
-            parsed = tyro.cli(
-                _arguments_class(groups, settings, shown),
-                prog=program,
-                description=description,
-                args=list(_with_names(arguments, options)),
-                config=(tyro.conf.OmitArgPrefixes,),
+    command = program.rpartition(" ")[2]
+    if {"-h", "--help"} & {*arguments}:
+        _print_help(groups, settings, program, description)
+        print(examples_of(command), end="")
+        raise SystemExit(0)
+    options = {name: o for group in groups.values() for name, o in group.items()}
+    shown, means, written = shortest(options), spellings(options), {}
+    flags = list(map(_flag_of, shown.values()))
+    _check_words(arguments, flags, command)
+    values = {n: settings.get(n, option.default) for n, option in options.items()}
+    for name, words in words_of(arguments).items():
+        flag = _flag_of(name)
+        # --no-x or, as help shows it where several choices have x, --algorithm.no-x
+        positive = name if name in means else re.sub(r"(^|\.)no_", r"\1", name)
+        full, *others = means.get(positive) or [positive]
+        if others:
+            raise ambiguous(flag[2:], [full, *others], choices or {}, "--")
+        option, negated = options.get(full), positive != name
+        if option is None or (negated and not _has_twin(full, option)):
+            raise SettingError(
+                f"{flag} {_whose(shown.get(full, full), flags, command)}"
             )
-    except SystemExit as stop:
-        command = program.rpartition(" ")[2]
-        if not stop.code:
-            print(examples_of(command), end="")
-            raise
-        said = explain(arguments, options, errors.getvalue(), command)
-        raise SettingError(said) from None
-    values = [value for g in vars(parsed).values() for value in vars(g).values()]
-    given = dict(zip(names, values, strict=True))
-    if given.get("quiet") and given.get("dry_run") and not given.get("json"):
+        if full in written:
+            raise twice(written[full], flag, full)
+        written[full] = flag
+        value = _value(flag, option.annotation, words)
+        values[full] = False if negated else value
+    if values.get("quiet") and values.get("dry_run") and not values.get("json"):
         raise SettingError(
             "--dry-run says what would be run, and --quiet nothing; leave one of them out."
         )
-    return given
-
-
-def _as_shown(
-    arguments: Sequence[str], names: Sequence[str], choices: Mapping[str, str]
-) -> list[str]:
-    """The words, each flag as it is shown, however it is written."""
-    means, shown, found = spellings(names), shortest(names), []
-    written: dict[str, str] = {}
-    for word in arguments:
-        flag, equals, value = word.partition("=")
-        name = flag.removeprefix("--").replace("-", "_")
-        negated = "no_" * (name not in means and name.startswith("no_"))
-        full = means.get(name.removeprefix(negated), ())
-        if not word.startswith("--") or not full:
-            found.append(word)
-            continue
-        if len(full) > 1:
-            raise ambiguous(name.replace("_", "-"), full, choices, "--")
-        if written.setdefault(full[0], name) != name:
-            raise twice(_flag_of(written[full[0]]), _flag_of(name), full[0])
-        kind, dot, rest = shown[full[0]].rpartition(".")
-        found.append(_flag_of(f"{kind}{dot}{negated}{rest}") + equals + value)
-    return found
-
-
-def _with_names(
-    arguments: Sequence[str], options: Mapping[str, Option]
-) -> Iterator[str]:
-    """The words, none, true and false as tyro reads them where they are no choice."""
-    option = None
-    for word in arguments:
-        if word.startswith("--"):
-            name = word[2:].partition("=")[0].replace("-", "_")
-            option = options.get(name)
-        kinds = typing.get_args(option.annotation) if option else ()
-        for kind in set(kinds) & set(NAMES):
-            named = rf"(^|=)({'|'.join(NAMES[kind])})$"
-            word = re.sub(named, lambda found: found[1] + found[2].title(), word)
-        yield word
+    return values
 
 
 def _flag_of(name: str) -> str:
@@ -239,22 +197,44 @@ def group_of(kind: str, name: str) -> dict[str, Option]:
     return {f"{kind}.{option}": o for option, o in kind_options(kind, name).items()}
 
 
-def _arguments_class(
+def _has_twin(name: str, option: Option) -> bool:
+    """Whether a flag has another that says no, --no-NAME."""
+    return option.annotation is bool and name not in SWITCHES
+
+
+def _print_help(
     groups: Mapping[str, Mapping[str, Option]],
     settings: Mapping[str, Any],
-    shown: Mapping[str, str],
-) -> type:
-    """A dataclass of dataclasses: one group of flags each."""
+    program: str,
+    description: str,
+) -> None:
+    """Prints the flags by tyro: of a dataclass of dataclasses, one group of flags each.
+
+    A flag is shown by its short name, or by the full one where that means several.
+    """
+    import tyro
+
+    shown = shortest(name for options in groups.values() for name in options)
     members = []
     for title, options in groups.items():
         title = re.sub(r"\W", "_", title)
-        flags = [_flag(n, option, settings, shown[n]) for n, option in options.items()]
+        flags = [_field(n, option, settings, shown[n]) for n, option in options.items()]
         group = make_dataclass(title, flags, namespace={"__doc__": ""})
         members.append((title, group, field(default_factory=group)))
-    return make_dataclass("Flags", members, namespace={"__doc__": ""})
+    with contextlib.suppress(SystemExit):
+        tyro.cli(
+            make_dataclass("Flags", members, namespace={"__doc__": ""}),
+            prog=program,
+            description=description,
+            args=["--help"],
+            config=(tyro.conf.OmitArgPrefixes,),
+        )
 
 
-def _flag(name: str, option: Option, settings: Mapping[str, Any], shown: str) -> tuple:
+def _field(
+    name: str, option: Option, settings: Mapping[str, Any], shown: str
+) -> tuple[str, Any, Any]:
+    """The field of a dataclass that tyro shows as a flag."""
     import tyro
 
     default = settings.get(name, option.default)
@@ -266,7 +246,7 @@ def _flag(name: str, option: Option, settings: Mapping[str, Any], shown: str) ->
         metavar="NAME" if name in KINDS else None,
     )
     annotation = Annotated[option.annotation, about]
-    if name in ("resume", "controls", "overwrite", "dry_run", "json", "quiet", "yes"):
+    if option.annotation is bool and not _has_twin(name, option):
         annotation = tyro.conf.FlagCreatePairsOff[annotation]
     field_name = name.replace(".", "__") if "." in shown else shown
     return field_name, annotation, field(default=default)
@@ -298,37 +278,19 @@ def words_of(arguments: Sequence[str]) -> dict[str, list[str]]:
     return words
 
 
-def explain(
-    arguments: Sequence[str],
-    options: Mapping[str, Option],
-    said: str = "",
-    command: str = "run",
-) -> str:
-    """One sentence on the first mistake among the arguments; failing that, tyro's."""
-    flags = list(map(_flag_of, options))
-    short = [token for token in arguments if re.match(r"-[^-\d.]", token)]
-    for token in [*arguments[:1], *short]:
-        if not token.startswith("--"):
-            meant = check.closest(token.lstrip("-").replace("-", "_"), options)
-            if meant is not None:
-                return f"{token} is not a flag; did you mean {_flag_of(meant)}?"
-            return (
-                f"{token} is not a flag; flags begin with --; fedjax-adapt "
-                f"{command} --help "
-                "shows them."
-            )
-    for name, words in words_of(arguments).items():
-        flag = _flag_of(name)
-        positive = name.removeprefix("no_")
-        if positive in options and options[positive].annotation is bool:
-            name = positive
-        if name not in options:
-            return f"{flag} {_whose(positive, flags, command)}"
-        problem = _problem(options[name].annotation, words)
-        if problem:
-            return f"{' '.join([flag, *words])}: {problem}."
-    rest = " ".join(said.translate(dict.fromkeys(map(ord, "╭╮╰╯│─"))).split())
-    return rest or "the command line cannot be read; see --help."
+def _check_words(arguments: Sequence[str], flags: Sequence[str], command: str) -> None:
+    """Raises SettingError at a word that should be a flag, and is not written as one."""
+    short = [word for word in arguments if re.match(r"-(?!inf$|nan$)[^-\d.]", word)]
+    for word in [*arguments[:1], *short]:
+        if word.startswith("--"):
+            continue
+        names = [flag[2:].replace("-", "_") for flag in flags]
+        meant = check.closest(word.lstrip("-").replace("-", "_"), names)
+        if meant is not None:
+            said = f"did you mean {_flag_of(meant)}?"
+        else:
+            said = f"flags begin with --; fedjax-adapt {command} --help shows them."
+        raise SettingError(f"{word} is not a flag; {said}")
 
 
 def _whose(name: str, flags: Sequence[str], command: str) -> str:
@@ -342,28 +304,30 @@ def _whose(name: str, flags: Sequence[str], command: str) -> str:
     return f"is a setting of runs, not of {command}; leave it out."
 
 
-def _problem(annotation: Any, values: list[str]) -> str | None:
-    """What is wrong with the values of a flag, or None."""
-    wish = wanted(annotation)
-    if annotation is bool:
-        return f"it takes no value, so leave {values[0]!r} out" if values else None
-    many = typing.get_origin(annotation) is tuple
-    if not values and not many:
-        return f"it needs a value; write {wish}"
-    if len(values) > 1 and not many:
-        return f"it takes one value; write {wish}"
-    try:
-        parsed = [_parse_word(value) for value in values]
-        if bool in typing.get_args(annotation):
-            truth = {"true": True, "false": False}
-            parsed = [truth.get(str(word).lower(), word) for word in parsed]
-        convert(annotation, parsed if many else parsed[0])
-    except TypeError:
-        return f"write {wish}"
-    return None
+def _value(flag: str, annotation: Any, words: list[str]) -> Any:
+    """What the words after a flag say; SettingError where that is not of its type."""
+    wish = f"write {wanted(annotation)}"
+    if annotation is bool and words:
+        wish = f"it takes no value, so leave {words[0]!r} out"
+    elif annotation is bool:
+        return True
+    else:
+        lists = [[_parse_word(word, annotation) for word in words], words]
+        single = [values[0] for values in lists if len(words) == 1]
+        for form in [*single, *lists]:
+            with contextlib.suppress(TypeError):
+                return convert(annotation, form)
+        types = (annotation, *typing.get_args(annotation))
+        many = any(typing.get_origin(one) is tuple for one in types)
+        if not many and len(words) != 1:
+            wish = f"it {'takes one' if words else 'needs a'} value; {wish}"
+    raise SettingError(f"{' '.join([flag, *words])}: {wish}.")
 
 
-def _parse_word(word: str) -> Any:
+def _parse_word(word: str, annotation: Any) -> Any:
+    """The truth or number that a word is where its flag may take one; else the word."""
+    if bool in typing.get_args(annotation) and word.lower() in ("true", "false"):
+        return word.lower() == "true"
     for number in (int, float):
         with contextlib.suppress(ValueError):
             return number(word)

@@ -189,7 +189,7 @@ def convert(annotation: Any, value: Any) -> Any:
     """
     value = python_values(value)
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
-    if origin is Literal and value in arguments:
+    if origin is Literal and (type(value), value) in [(type(a), a) for a in arguments]:
         return value
     if origin is tuple and isinstance(value, list | tuple):
         return tuple(convert(arguments[0], item) for item in value)
