@@ -6,7 +6,7 @@
 
 Without packing a cohort on L lanes is cut into groups of L, each as long as its longest
 client; side by side all wait for the longest of the cohort. With packing the longest client
-not begun goes to the first lane that is free (fedjax_adapt/engine/packing.py). An
+not begun goes to the first lane that is free (fedjax_adapt/engine/steps.py). An
 accelerator looks who is done once in a block of steps: a client is idle until it ends.
 """
 

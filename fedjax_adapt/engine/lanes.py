@@ -116,7 +116,7 @@ def kept_busy(cohort_size: int, steps: np.ndarray | None, work: Work) -> int:
 
 
 def busiest(steps: Iterable[int], num_lanes: int) -> int:
-    """Steps of the lane that ends last; the longest client goes first, see packing.py."""
+    """Steps of the lane that ends last; the longest client goes first, see `steps.pack`."""
     steps = [*steps]
     if len(steps) <= num_lanes:
         return max(steps)

@@ -5,7 +5,7 @@
     theta <- theta - lr (G + decay + weight_decay theta)
 
 or, for the last line, what an optimizer of the local rule makes of that sum.
-steps.py and packing.py have the loop over the steps: unequal step counts are exact.
+steps.py has the loop over the steps: unequal step counts are exact.
 """
 
 from collections.abc import Callable

@@ -52,9 +52,8 @@ from .client_store.exchange import (
 )
 from .cohort import may_have_empty_slots, num_devices_of, without
 from .local import Broadcast, Client, client_of, parts_of, view_before, view_of
-from .packing import pack
 from .setup import Setup
-from .steps import accumulator, in_groups, side_by_side, train, zeros_if_empty
+from .steps import accumulator, in_groups, pack, side_by_side, train, zeros_if_empty
 
 
 class Slot(NamedTuple):

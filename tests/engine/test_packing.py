@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedjax_adapt.engine.packing import pack
-from fedjax_adapt.engine.steps import Parts
+from fedjax_adapt.engine.steps import Parts, pack
 
 SIZE = 8  # of the cohorts below: one program for each number of lanes
 BLOCK = 3
