@@ -24,6 +24,8 @@ from fedjax_adapt.cli.output import print_json
 from fedjax_adapt.cli.process import nothing_to_resume, reporting
 from fedjax_adapt.cli.run import parse
 from fedjax_adapt.experiment import checkpoint, read_run
+from fedjax_adapt.experiment.config import from_settings
+from fedjax_adapt.experiment.folder import run_folder
 from fedjax_adapt.experiment.loop import Stopped
 from fedjax_adapt.experiment.run import Progress
 
@@ -445,16 +447,14 @@ def test_ctrl_c_says_how_to_go_on_and_going_on_works(capsys, monkeypatch):
     line = f"{QUICK} --folder mine"
     code, _, err = fedjax_adapt(capsys, line)
     assert code == 130
-    command = "fedjax-adapt run --folder mine --resume"
-    assert err == (
-        f"fedjax-adapt: interrupted, saved up to round 2; write {command} to go on.\n"
-    )
+    said = f"saved up to round 2 in mine; write fedjax-adapt {line} --resume to go on."
+    assert err == f"fedjax-adapt: interrupted, {said}\n"
     monkeypatch.setattr(checkpoint.Saver, "save", save)
     code, _, err = fedjax_adapt(capsys, line)
     assert code == 2 and "half finished; write --resume" in err
     code, _, err = fedjax_adapt(capsys, f"{line} --resume --lr 0.3")
     assert code == 2 and "holds a run with lr=0.1, not lr=0.3" in err
-    code, out, _ = fedjax_adapt(capsys, command.removeprefix("fedjax-adapt "))
+    code, out, _ = fedjax_adapt(capsys, f"{line} --resume")
     assert code == 0 and "nothing to resume" not in out
     assert read_run("mine").metrics["round"].to_pylist() == [*range(1, 8)]
 
@@ -692,7 +692,8 @@ def test_ctrl_c_keeps_every_finished_round(capsys, monkeypatch):
     line = QUICK.removesuffix("--checkpoint-every 2") + "--folder mine"
     code, _, err = fedjax_adapt(capsys, line)
     assert code == 130
-    assert "saved up to round 1; write" in err and "--resume to go on." in err
+    assert "saved up to round 1 in mine; write" in err
+    assert err.endswith("--folder mine --resume to go on.\n")
     assert checkpoint.rounds(Path("mine/checkpoints")) == [1]
     assert read_run("mine").metrics["round"].to_pylist() == [1]
     assert signal.getsignal(signal.SIGINT) is before
@@ -701,7 +702,7 @@ def test_ctrl_c_keeps_every_finished_round(capsys, monkeypatch):
         130,
         {"status": "interrupted", "folder": "mine2"},
     )
-    assert "--folder mine2 --resume --json to go on" in err
+    assert "--folder mine2 --json --resume to go on" in err
 
 
 @pytest.mark.parametrize("code", [0, 2, 130, 143])
@@ -736,23 +737,49 @@ def test_a_process_ends_at_once_after_a_signal_alone(monkeypatch, code, stdout):
         assert ended.value.code == code and not left
 
 
-@pytest.mark.parametrize("flag", ["--json", "--quiet", "--data-dir 'my data'"])
+@pytest.mark.parametrize(
+    "flags", ["--json", "--quiet --resume", "--folder 'my run' --data-dir 'my data'"]
+)
 @pytest.mark.parametrize(
     "group", ["", "--coordinator-address here:1 --num-processes 2"]
 )
-def test_what_goes_on_is_quoted_and_shows_as_much(capsys, monkeypatch, flag, group):
+def test_what_goes_on_is_what_was_written(capsys, monkeypatch, flags, group):
     def stop(config, *_):
-        Path(config.folder).mkdir()
+        begun.append(run_folder(config))
+        begun[0].mkdir(parents=True)
         raise Stopped
 
-    running = import_module("fedjax_adapt.cli.run")
+    begun, running = [], import_module("fedjax_adapt.cli.run")
     monkeypatch.setattr(running, "train", stop)
     monkeypatch.setattr(running, "process_group", lambda *_: nullcontext(True))
     Path("my data").mkdir()
     words = [*group.split(), "--process-id", "0"] if group else []
-    assert cli.main(["run", "--folder", "my run", *shlex.split(flag), *words]) == 130
-    again = f"fedjax-adapt run --folder 'my run' --resume {flag} {group}".rstrip()
-    assert f"write {again} " in capsys.readouterr().err
+    assert cli.main(["run", *shlex.split(flags), *words]) == 130
+    written = shlex.join(["fedjax-adapt", "run", *shlex.split(flags), *words])
+    again = written if "--resume" in flags else f"{written} --resume"
+    others = " here, and so in every other process," if group else ""
+    assert f"write {again}{others} to " in capsys.readouterr().err
+    typed = parse(shlex.split(again)[2:])
+    assert run_folder(from_settings(typed.settings)) == begun[0]
+
+
+@pytest.mark.parametrize("flags", ["--shard 2/2", "--folder 'my sweep' --resume --yes"])
+def test_what_goes_on_with_a_sweep_is_what_was_written(capsys, monkeypatch, flags):
+    def stop(asked, folder, **_):
+        begun.append(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        raise KeyboardInterrupt
+
+    begun, sweeping = [], import_module("fedjax_adapt.cli.sweep")
+    monkeypatch.setattr(sweeping, "run_sweep", stop)
+    Path("my.toml").write_text("[run]\nrounds = 1\n[grid]\nlr = [0.1, 0.2]\n")
+    words = ["sweep", "my.toml", *shlex.split(flags)]
+    assert cli.main(words) == 130
+    typed = words if "--resume" in words else [*words, "--resume"]
+    said = f"interrupted, {begun[0]} has what is finished; write "
+    said += shlex.join(["fedjax-adapt", *typed])
+    assert f"{said} to go on.\n" in capsys.readouterr().err
+    assert cli.main(typed) == 130 and begun[0] == begun[1]
 
 
 def test_a_ctrl_c_that_is_lost_before_the_first_round_is_raised_in_it(monkeypatch):

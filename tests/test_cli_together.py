@@ -228,8 +228,10 @@ def test_ctrl_c_in_one_process_saves_and_ends_all(place):
     ended = ends(running)
     assert [code for code, *_ in ended] == [130, 130]
     done = checkpoint.rounds(place[0] / "stopped" / "checkpoints")[-1]
-    said = f"interrupted, saved up to round {done}; write fedjax-adapt run --folder stopped"
-    assert all(said in error for *_, error in ended)
+    said = f"interrupted, saved up to round {done} in stopped; write fedjax-adapt run "
+    again = "--folder stopped --resume here, and so in every other process, to go on."
+    for number, (*_, error) in enumerate(ended):
+        assert said in error and f"--process-id {number} " in error and again in error
     assert read_run(place[0] / "stopped").metrics["round"].to_pylist()[-1] == done
 
 

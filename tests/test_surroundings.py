@@ -224,8 +224,8 @@ def test_sigterm_keeps_every_finished_round(capsys, monkeypatch):
     code, _, err = fedjax_adapt(capsys, f"{QUICK_RUN} --folder mine")
     assert code == 143
     assert err == (
-        "fedjax-adapt: interrupted, saved up to round 1; write fedjax-adapt run --folder "
-        "mine --resume to go on.\n"
+        "fedjax-adapt: interrupted, saved up to round 1 in mine; write fedjax-adapt "
+        f"{QUICK_RUN} --folder mine --resume to go on.\n"
     )
     assert checkpoint.rounds(Path("mine/checkpoints")) == [1]
     assert signal.getsignal(signal.SIGTERM) is before

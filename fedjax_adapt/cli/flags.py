@@ -65,11 +65,6 @@ class Request:
         return Console(stderr=self.json, quiet=self.quiet, width=width)
 
 
-def shown_flags(request: Request) -> str:
-    """What the command that goes on has of these flags."""
-    return " --json" * request.json + " --quiet" * request.quiet
-
-
 def file_settings(words: Mapping[str, list[str]]) -> dict[str, Any]:
     """The settings of the file of --config; none without it."""
     if not words.get("config"):

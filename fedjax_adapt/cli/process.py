@@ -3,11 +3,12 @@
 import errno
 import os
 import re
+import shlex
 import signal
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -235,11 +236,19 @@ def nothing_left(folder: Path, what: str) -> str:
     return f"{folder} holds this {what}, finished; nothing is left to run."
 
 
+def again(command: str, arguments: Sequence[str]) -> str:
+    """The command that goes on with what these arguments began."""
+    resume = [] if "--resume" in arguments else ["--resume"]
+    return shlex.join(["fedjax-adapt", command, *arguments, *resume])
+
+
 def interrupted_trials(folder: Path, again: str) -> int:
     """The exit code of trials that a signal ended; prints the command that goes on."""
     if not folder.exists():
         return interrupted(folder, "")
-    return stopped(f"interrupted; write fedjax-adapt {again} to go on.")
+    return stopped(
+        f"interrupted, {folder} has what is finished; write {again} to go on."
+    )
 
 
 def interrupted(folder: Path, again: str) -> int:
@@ -253,4 +262,4 @@ def interrupted(folder: Path, again: str) -> int:
     saved = rounds(folder / CHECKPOINTS)
     upto = f"saved up to round {saved[-1]}" if saved else "no round is saved yet"
     goal = "to go on" if saved else "to begin again"
-    return stopped(f"interrupted, {upto}; write fedjax-adapt run {again} {goal}.")
+    return stopped(f"interrupted, {upto} in {folder}; write {again} {goal}.")

@@ -39,7 +39,6 @@ from .flags import (
     group_of,
     optional,
     read_flags,
-    shown_flags,
     switch,
     without_name,
     words_of,
@@ -155,7 +154,8 @@ def run(arguments: list[str]) -> int:
         process.take_devices(others.share(config.devices) if others else config.devices)
         process.import_rest()
     if others:
-        return _run_in_processes(config, request)
+        again = process.again("run", arguments)
+        return _run_in_processes(config, request, again)
     unsaved = process.nothing_to_resume(run_folder(config), request.resume, FIRST)
     if request.dry_run:
         return _dry_run(configs, left, request, unsaved)
@@ -166,19 +166,11 @@ def run(arguments: list[str]) -> int:
                 train(one, request.resume, report)
             _show(run_folder(one), request)
         except KeyboardInterrupt:
-            again = _again(run_folder(config), config)
-            again += " --controls" * request.controls + shown_flags(request)
-            return process.interrupted(run_folder(one), again)
+            return process.interrupted(run_folder(one), process.again("run", arguments))
         unsaved = None  # controls that have not begun are no surprise
     if request.controls and not request.quiet:
         print_comparison(sheets([run_folder(one) for one in configs]))
     return 0
-
-
-def _again(folder: Path, config: Config) -> str:
-    """The flags that resume a run, with its `data_dir`, which no folder keeps."""
-    where = "" if config.data_dir is None else f" --data-dir {quote(config.data_dir)}"
-    return f"--folder {quote(str(folder))} --resume{where}"
 
 
 def _dry_run(configs, left, request: RunRequest, unsaved: str | None) -> int:
@@ -212,7 +204,7 @@ def _nothing_left(folder: Path, config: Config, request: Request) -> int:
     return 0
 
 
-def _run_in_processes(config, request: RunRequest) -> int:
+def _run_in_processes(config: Config, request: RunRequest, again: str) -> int:
     """`run` as one of several processes, of which the first prints and draws."""
     folder = run_folder(config)
     unsaved = process.nothing_to_resume(folder, request.resume, FIRST)
@@ -229,23 +221,13 @@ def _run_in_processes(config, request: RunRequest) -> int:
     except Stopped:
         if not folder.exists():  # another machine's
             return 130
-        again = _again(folder, config) + shown_flags(request)
-        return process.interrupted(folder, f"{again} {_flags(request.processes)}")
+        return process.interrupted(
+            folder, f"{again} here, and so in every other process,"
+        )
     with steady_output():
         if first:
             _show(folder, request)
     return 0
-
-
-def _flags(group) -> str:
-    """What every process is begun with again."""
-    address = f"--coordinator-address {group.coordinator_address}"
-    if group.num_processes is None:
-        return f"{address} in every process,"
-    return (
-        f"{address} --num-processes {group.num_processes} in every process, with its "
-        "--process-id,"
-    )
 
 
 def _show(folder: Path, request: Request) -> None:

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from shlex import quote
 from typing import Any, Literal
 
 from .. import check
@@ -32,7 +31,6 @@ from .flags import (
     check_paths,
     optional,
     read_command,
-    shown_flags,
     switch,
 )
 from .output import print_json, unfinished_as_json
@@ -171,12 +169,7 @@ def sweep(arguments: list[str]) -> int:
             run_sweep(asked, folder, **request.how, progress=report)
         return _show(folder, request)
     except KeyboardInterrupt:
-        place = folder if request.shard is None else folder.parent
-        file, place = quote(str(request.file)), quote(str(place))
-        again = f"sweep {file} --folder {place} --resume"
-        again += "" if request.shard is None else f" --shard {request.shard}"
-        again += " --controls" * request.controls + shown_flags(request)
-        return process.interrupted_trials(folder, again)
+        return process.interrupted_trials(folder, process.again("sweep", arguments))
 
 
 def _merge(folders: Sequence[str]) -> int:

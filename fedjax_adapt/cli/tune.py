@@ -23,7 +23,6 @@ from .flags import (
     check_paths,
     optional,
     read_command,
-    shown_flags,
     switch,
 )
 from .output import print_json, unfinished_as_json
@@ -100,11 +99,7 @@ def tune(arguments: list[str]) -> int:
         with process.reporting(request.console()) as report, unfinished:
             found = run_tune(search, folder, request.resume, report)
     except KeyboardInterrupt:
-        file, place = quote(str(request.file)), quote(str(folder))
-        again = f"tune {file} --folder {place} --resume"
-        for name, value in request.options.items():
-            again += "" if value is None else f" --{name.replace('_', '-')} {value}"
-        return process.interrupted_trials(folder, again + shown_flags(request))
+        return process.interrupted_trials(folder, process.again("tune", arguments))
     return _show(found, request)
 
 

@@ -160,7 +160,7 @@ def test_who_is_interrupted_in_a_control_is_told_to_go_on_with_all(
     monkeypatch.setattr(RUNNING, "_show", lambda *_: None)
     code, _, err = fedjax_adapt(capsys, f"{LINE} --controls")
     assert code == 130
-    assert "write fedjax-adapt run --folder mine --resume --controls to begin" in err
+    assert f"write fedjax-adapt {LINE} --controls --resume to begin" in err
     assert {path.name for path in elsewhere.iterdir()} == set(FOLDERS[:3])
 
 

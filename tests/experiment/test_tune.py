@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 import shutil
 import tomllib
 from pathlib import Path
@@ -411,10 +412,8 @@ def test_ctrl_c_says_how_to_go_on(elsewhere, capsys, monkeypatch, flag):
     Path("my space.toml").write_text("[space]\nlr = [0.1, 0.3]\n")
     words = ["tune", "my space.toml", "--folder", "my search", "--at-once", "4", flag]
     assert main(words) == 130
-    again = (
-        "fedjax-adapt tune 'my space.toml' --folder 'my search' --resume --at-once 4"
-    )
-    said = f"interrupted; write {again} {flag} to go on.\n"
+    again = f"{shlex.join(['fedjax-adapt', *words])} --resume"
+    said = f"interrupted, my search has what is finished; write {again} to go on.\n"
     assert capsys.readouterr().err.endswith(said)
 
 
