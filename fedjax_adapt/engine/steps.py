@@ -254,7 +254,6 @@ def pack(
         lanes, turn, carry, per_client = state
         lane = jnp.argmax(_ended(lanes, size))
         lanes, carry, per_client = leave(lanes, lane, carry, per_client)
-        lane = xla.known_after(lane, (carry, per_client))
         return *enter(lanes, lane, turn, carry), carry, per_client
 
     def until_one_ends(state):
