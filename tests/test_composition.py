@@ -100,11 +100,6 @@ def test_gsnr_on_clients_alike_is_the_base(base, task):
 
 # method, what it hands its arguments on to, and what it adds to them itself
 RECIPES = [
-    ("gift", "gift_steps", {}),
-    ("adacomm", "adacomm_steps", {}),
-    ("fedgsnr", "gsnr_steps", {}),
-    ("fedveca", "veca_steps", {}),
-    ("fnr", "fnr_refinement", {}),
     ("afl", "afl_online", {"trial_steps": None}),
     ("afl", "afl_fixed", {"beta": 1.0, "delta": 2.0, "rho": 3.0}),
 ]
@@ -138,5 +133,31 @@ def test_every_argument_is_handed_on_under_its_own_name(
     assert {name: found[name] for name in shared} == {
         name: values[name] for name in shared
     }
-    for parameter in list(inspect.signature(function).parameters.values())[1:]:
+
+
+# method, the constructor of its part, and the arguments that are not the part's
+PARTS = [
+    ("gift", "gift_steps", ["base"]),
+    ("adacomm", "adacomm_steps", ["base"]),
+    ("fedgsnr", "gsnr_steps", ["base", "first_gradient"]),
+    ("fedveca", "veca_steps", ["accept", "base"]),
+    ("fnr", "fnr_refinement", ["base"]),
+    ("afl", "afl_online", ["beta", "delta", "rho", "lr", "base"]),
+]
+
+
+@pytest.mark.parametrize("method, part, own", PARTS)
+def test_a_part_takes_the_arguments_of_its_method_and_refuses_others(method, part, own):
+    parameters = inspect.signature(fa.algorithms.ALGORITHMS[method]).parameters
+    assert [name for name in parameters if name in own] == own
+    constructor = getattr(fa, part)
+    taken = inspect.signature(constructor).parameters
+    assert [*taken.values()] == [p for p in parameters.values() if p.name not in own]
+    for parameter in [*parameters.values()][1:]:
         assert parameter.kind is inspect.Parameter.KEYWORD_ONLY, parameter
+    for name in (*own, "unknown"):
+        says = rf"^{part}\(\) got an unexpected keyword argument '{name}'$"
+        with pytest.raises(TypeError, match=says):
+            constructor(**{name: None})
+    with pytest.raises(TypeError, match=rf"^{part}\(\) "):
+        constructor(1, 2)

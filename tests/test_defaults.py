@@ -184,19 +184,3 @@ def defaults(function):
 def test_what_is_not_given_is_as_published(function, published):
     found = defaults(function)
     assert {name: found[name] for name in published} == published
-
-
-@pytest.mark.parametrize(
-    "policy, method",
-    [
-        (fa.gsnr_steps, "fedgsnr"),
-        (fa.veca_steps, "fedveca"),
-        (fa.gift_steps, "gift"),
-        (fa.adacomm_steps, "adacomm"),
-        (fa.afl_online, "afl"),
-    ],
-)
-def test_a_policy_by_itself_has_the_defaults_of_its_method(policy, method):
-    found = defaults(policy)
-    of_method = defaults(ALGORITHMS[method])
-    assert {name: of_method[name] for name in found} == found

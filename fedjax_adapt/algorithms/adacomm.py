@@ -29,7 +29,15 @@ import jax.numpy as jnp
 import optax
 
 from .. import check
-from ..core import Algorithm, Array, StepPolicy, Traffic, as_base, with_steps
+from ..core import (
+    Algorithm,
+    Array,
+    StepPolicy,
+    Traffic,
+    as_base,
+    part_of,
+    with_steps,
+)
 from ..errors import SettingError
 
 Trigger = Literal["tau_not_smaller", "loss_not_decreasing"]
@@ -78,37 +86,6 @@ def adacomm(
         limit.
       lr_coupling: how a smaller learning rate lengthens tau.
       base: any algorithm; none: FedAvg.
-    """
-    policy = adacomm_steps(
-        initial_steps,
-        fix=fix,
-        trigger=trigger,
-        gamma=gamma,
-        every_rounds=every_rounds,
-        every_seconds=every_seconds,
-        start=start,
-        max_steps=max_steps,
-        lr_coupling=lr_coupling,
-    )
-    return with_steps(as_base(base), policy)
-
-
-def adacomm_steps(
-    initial_steps: int = 100,
-    *,
-    fix: bool = True,
-    trigger: Trigger = "tau_not_smaller",
-    gamma: float = 0.5,
-    every_rounds: int = 10,
-    every_seconds: float | None = None,
-    start: Start = "first_round",
-    max_steps: int | None = None,
-    lr_coupling: Coupling = "off",
-) -> StepPolicy:
-    """AdaComm's local steps for any algorithm; see `adacomm` for the arguments.
-
-    It reports the scalars tau (of the next round), interval_loss (F_l) and nonfinite. A
-    loss that is not finite only adds to the last; a round without training has none.
     """
     check.at_least("initial_steps", initial_steps, 1)
     check.one_of("trigger", trigger, get_args(Trigger))
@@ -195,7 +172,7 @@ def adacomm_steps(
             "nonfinite": state.nonfinite,
         }
 
-    return StepPolicy(
+    policy = StepPolicy(
         steps,
         init,
         update=update,
@@ -204,3 +181,14 @@ def adacomm_steps(
         max_steps=max_steps,
         traffic=Traffic(scalars_down=1, scalars_up=1),  # tau; the loss
     )
+    return with_steps(as_base(base), policy)
+
+
+@part_of(adacomm, "base")
+def adacomm_steps(algorithm: Algorithm) -> StepPolicy:
+    """AdaComm's local steps for any algorithm; see `adacomm` for the arguments.
+
+    It reports the scalars tau (of the next round), interval_loss (F_l) and nonfinite. A
+    loss that is not finite only adds to the last; a round without training has none.
+    """
+    return algorithm.policy

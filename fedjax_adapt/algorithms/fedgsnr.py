@@ -48,6 +48,7 @@ from ..core import (
     StepPolicy,
     Traffic,
     as_base,
+    part_of,
     with_steps,
 )
 from ..moments import gradient_parts
@@ -93,10 +94,11 @@ class Ratios(NamedTuple):
     draw: Array  # uniform in [0, 1), for rounding
 
 
-def gsnr_steps(
+def fedgsnr(
     num_steps: int = 20,
     *,
     budget: Literal["matched", "raw"] = "matched",
+    base: Algorithm | None = None,
     rounding: Literal["nearest", "stochastic"] = "nearest",
     probe: Literal["corrected", "plain"] = "corrected",
     weights: Literal["data", "uniform"] = "data",
@@ -104,14 +106,26 @@ def gsnr_steps(
     max_steps: int | None = None,
     probe_batches: int = 1,
     micro_batch: int | None = None,
-) -> StepPolicy:
-    """FedGSNR's answer to "how many local steps?". See `fedgsnr` for the arguments.
+    first_gradient: bool = False,
+) -> Algorithm:
+    """Builds FedGSNR on a base.
 
-    `Info.policy` shows `gsnr` (r_k) and `optimal_steps` (n_k) per client, the `entropy`
-    of n_k over the cohort in nats, how many measurements so far were `nonfinite`, and per
-    client whether r_k says something (`measured`): of a cohort of one it does not. The
-    moments of all clients of a round are held at once, twice the cohort x parameters, but
-    for products of matrices under a base that adds nothing to gradients.
+    Args:
+      num_steps: E, the local steps of a client as good as the mean; at least 1.
+      budget: "matched" takes as many steps in all as E for everyone, "raw" E n_k each.
+      base: any algorithm, whose number of steps is replaced; none: FedAvg.
+      rounding: to the "nearest", at least 1 where n_k > 0; or "stochastic", whose mean is
+        what was to be rounded and which may be 0.
+      probe: whether mu_k has what the base adds to gradients, "corrected" or "plain".
+      weights: p_k, "data" for n_k / n or "uniform" for 1 / m.
+      interpolation: lambda of tau = (1 - lambda) tau + lambda E; 1 is the base, E steps.
+      max_steps: cap on a client's steps, what it cuts is counted; none: 10 E.
+      probe_batches: batches a client measures on, each in the time of a local step; 1 is
+        the paper's.
+      micro_batch: examples whose gradients are held at once where the model is no product
+        of matrices; none: what is fast.
+      first_gradient: whether every local step takes its gradient at the model of the
+        round's beginning, as g^ of Lemma 2 does, for Fig. 8.
 
     Raises:
       SettingError: an argument is out of its range.
@@ -180,7 +194,7 @@ def gsnr_steps(
     cap = 10 * num_steps if max_steps is None else max_steps
     # mu_k and var_k go up before tau_k comes down
     traffic = Traffic(models_up=2, scalars_down=1, round_trips=1)
-    return StepPolicy(
+    policy = StepPolicy(
         steps,
         init=lambda params, num_clients: jnp.zeros((), jnp.int32),
         measure=Measure(
@@ -194,6 +208,22 @@ def gsnr_steps(
         max_steps=cap,
         traffic=traffic,
     )
+    algorithm = with_steps(as_base(base), policy)
+    local = algorithm.local
+    return algorithm._replace(local=_straight(local) if first_gradient else local)
+
+
+@part_of(fedgsnr, "base", "first_gradient")
+def gsnr_steps(algorithm: Algorithm) -> StepPolicy:
+    """FedGSNR's answer to "how many local steps?". See `fedgsnr` for the arguments.
+
+    `Info.policy` shows `gsnr` (r_k) and `optimal_steps` (n_k) per client, the `entropy`
+    of n_k over the cohort in nats, how many measurements so far were `nonfinite`, and per
+    client whether r_k says something (`measured`): of a cohort of one it does not. The
+    moments of all clients of a round are held at once, twice the cohort x parameters, but
+    for products of matrices under a base that adds nothing to gradients.
+    """
+    return algorithm.policy
 
 
 def pool_cohort(cohort: Cohort, measured: Measured, weights: str = "data") -> Pooled:
@@ -238,55 +268,6 @@ def ratios(all_: Pooled, client: Measured) -> Ratios:
     gsnr = jnp.where(a > 0, gsnr, 0)
     bounded = lambda value: jnp.where(usable, jnp.clip(value, 0, LARGEST), 0)
     return Ratios(bounded(optimal), bounded(gsnr), usable, client.draw)
-
-
-def fedgsnr(
-    num_steps: int = 20,
-    *,
-    budget: Literal["matched", "raw"] = "matched",
-    base: Algorithm | None = None,
-    rounding: Literal["nearest", "stochastic"] = "nearest",
-    probe: Literal["corrected", "plain"] = "corrected",
-    weights: Literal["data", "uniform"] = "data",
-    interpolation: float = 0.0,
-    max_steps: int | None = None,
-    probe_batches: int = 1,
-    micro_batch: int | None = None,
-    first_gradient: bool = False,
-) -> Algorithm:
-    """Builds FedGSNR on a base.
-
-    Args:
-      num_steps: E, the local steps of a client as good as the mean; at least 1.
-      budget: "matched" takes as many steps in all as E for everyone, "raw" E n_k each.
-      base: any algorithm, whose number of steps is replaced; none: FedAvg.
-      rounding: to the "nearest", at least 1 where n_k > 0; or "stochastic", whose mean is
-        what was to be rounded and which may be 0.
-      probe: whether mu_k has what the base adds to gradients, "corrected" or "plain".
-      weights: p_k, "data" for n_k / n or "uniform" for 1 / m.
-      interpolation: lambda of tau = (1 - lambda) tau + lambda E; 1 is the base, E steps.
-      max_steps: cap on a client's steps, what it cuts is counted; none: 10 E.
-      probe_batches: batches a client measures on, each in the time of a local step; 1 is
-        the paper's.
-      micro_batch: examples whose gradients are held at once where the model is no product
-        of matrices; none: what is fast.
-      first_gradient: whether every local step takes its gradient at the model of the
-        round's beginning, as g^ of Lemma 2 does, for Fig. 8.
-    """
-    policy = gsnr_steps(
-        num_steps,
-        budget=budget,
-        rounding=rounding,
-        probe=probe,
-        weights=weights,
-        interpolation=interpolation,
-        max_steps=max_steps,
-        probe_batches=probe_batches,
-        micro_batch=micro_batch,
-    )
-    algorithm = with_steps(as_base(base), policy)
-    local = algorithm.local
-    return algorithm._replace(local=_straight(local) if first_gradient else local)
 
 
 def _straight(rule: LocalRule) -> LocalRule:

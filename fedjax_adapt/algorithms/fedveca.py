@@ -48,6 +48,7 @@ from ..core import (
     by_examples,
     mean,
     norm_of,
+    part_of,
     task_loss,
     weighted_loss,
     with_steps,
@@ -80,33 +81,40 @@ class VecaState(NamedTuple):
     shown: dict[str, Array]  # scalars, to show
 
 
-def veca_steps(
+def fedveca(
     alpha: float = 0.95,
     *,
     max_steps: int = 50,
     initial_steps: int = 2,
+    accept: Literal["off", "local", "global"] = "off",
     full_gradient: bool = False,
-) -> StepPolicy:
-    """FedVeca's number of local steps, for any base. A client takes at least 2.
-
-    `Info.policy` shows per client `tau` (of its next round), `beta`, `delta` and `A`; and
-    of the round `tau_bar`, `L` and `premise` (lr tau L; both 0 in the first round). So far
-    in the run, in `accepted_rounds` the server's model moved, and `nonfinite` times a
-    client measured what is not finite, and kept tau_i. The state is as large as two
-    models.
+    base: Algorithm | None = None,
+) -> Algorithm:
+    """Builds FedVeca. Server state: the smallest loss F_m, unless `accept` is "off".
 
     Args:
       alpha: of equation (16), in [0, 1); the client that holds stillest takes
         1 / (1 - alpha) steps, and 0 makes it 2 for everyone.
       max_steps: cap on tau_i, what it cuts is counted; also tau_i where A_i = 0.
       initial_steps: tau_i of the first two rounds.
-      full_gradient: measure at the broadcast model on all of a client's data, not on its
-        first mini-batch: a pass more per round. What a base adds to gradients is in it,
-        what it adds to the loss is not.
+      accept: when the new model is taken, else the old one stays: if it is finite ("off");
+        if the loss is finite and at most F_m, the smallest so far: of the clients at their
+        own end points ("local", the paper's), or of the new model on all training data
+        ("global", which only a simulator can compute). A rejected round still renews tau.
+      full_gradient: measure at the broadcast model, and the loss of "local", on all of a
+        client's data, not on its first mini-batch: a pass more per round. What a base adds
+        to gradients is in it, what it adds to the loss is not.
+      base: any algorithm, whose number of steps is replaced and whose server rule stays;
+        none: FedNova's rule, which the paper has.
+
+    Raises:
+      SettingError: an argument is out of its range; or `accept` is given with a base, or
+        `full_gradient` with one that adds to the loss.
     """
     check.between("alpha", alpha, 0, 1, closed="left")
     check.at_least("max_steps", max_steps, 2)
     check.at_least("initial_steps", initial_steps, 1)
+    check.one_of("accept", accept, ACCEPT)
     traced = check.is_tracer(initial_steps) or check.is_tracer(max_steps)
     if not traced and initial_steps > max_steps:
         raise SettingError(
@@ -114,6 +122,79 @@ def veca_steps(
             "smaller one.",
             setting="initial_steps",
         )
+    policy = _policy(alpha, max_steps, initial_steps, full_gradient)
+    if base is not None:
+        if accept != "off":
+            raise SettingError(
+                f"accept={accept!r} is about FedVeca's own server rule, but base brings "
+                'another; leave base out, or write accept="off".',
+                setting="accept",
+            )
+        if full_gradient and base.local.objective is not task_loss:
+            raise SettingError(
+                "full_gradient measures gradients of the loss, without what its base adds "
+                "to the loss; leave full_gradient or base out."
+            )
+        return with_steps(base, policy)
+
+    def loss(run):  # F_i at the end point
+        if accept != "local":
+            return ()
+        if full_gradient:
+            return run.full_loss(run.params)
+        batch = run.batch_at(jnp.zeros((), jnp.int32))
+        return weighted_loss(run.task, run.task.apply(run.params, batch.x), batch)
+
+    def finish(run):  # -lr G_i
+        delta = optax.tree.sub(run.params, run.anchor)
+        tau = run.num_steps.astype(run.lr.dtype)
+        # without steps it went nowhere, and is not averaged
+        direction = optax.tree.scale(1 / jnp.maximum(tau, 1), delta)
+        return Upload(direction, (tau, loss(run))), run.client
+
+    def init(params):
+        return () if accept == "off" else jnp.asarray(jnp.inf)
+
+    def update(params, best, upload, cohort):
+        tau_bar, local_loss = upload.extra
+        proposed = optax.tree.add_scale(params, tau_bar, upload.delta)
+        finite = jnp.isfinite(norm_of(proposed))
+        if accept == "off":
+            return optax.tree.where(finite, proposed, params), best
+        loss = local_loss if accept == "local" else cohort.train_loss(proposed)
+        taken = finite & jnp.isfinite(loss) & (loss <= best)
+        return optax.tree.where(taken, proposed, params), jnp.where(taken, loss, best)
+
+    def refined(params, best, upload, cohort, shift):
+        tau_bar = upload.extra[0]
+        shift = optax.tree.scale(1 / jnp.where(tau_bar > 0, tau_bar, 1), shift)
+        moved = upload._replace(delta=optax.tree.add(upload.delta, shift))
+        return update(params, best, moved, cohort)
+
+    return Algorithm(
+        local=LocalRule(finish=finish),
+        policy=policy,
+        server=ServerRule(init, mean(by_examples), update, refined=refined),
+    )
+
+
+@part_of(fedveca, "accept", "base")
+def veca_steps(algorithm: Algorithm) -> StepPolicy:
+    """FedVeca's local steps for any algorithm; see `fedveca` for the arguments.
+
+    A client takes at least 2. `Info.policy` shows per client `tau` (of its next round),
+    `beta`, `delta` and `A`; and of the round `tau_bar`, `L` and `premise` (lr tau L; both
+    0 in the first round). So far in the run, in `accepted_rounds` the server's model
+    moved, and `nonfinite` times a client measured what is not finite, and kept tau_i. The
+    state is as large as two models.
+    """
+    return algorithm.policy
+
+
+def _policy(
+    alpha: float, max_steps: int, initial_steps: int, full_gradient: bool
+) -> StepPolicy:
+    """The number of local steps, of arguments that are checked."""
 
     def init(params, num_clients):
         zeros, zero = optax.tree.zeros_like(params), jnp.zeros(())
@@ -221,97 +302,6 @@ def veca_steps(
         measure=Measure(steps=lambda cohort: cohort.epoch_steps)
         if full_gradient
         else None,
-    )
-
-
-def fedveca(
-    alpha: float = 0.95,
-    *,
-    max_steps: int = 50,
-    initial_steps: int = 2,
-    accept: Literal["off", "local", "global"] = "off",
-    full_gradient: bool = False,
-    base: Algorithm | None = None,
-) -> Algorithm:
-    """Builds FedVeca. Server state: the smallest loss F_m, unless `accept` is "off".
-
-    Args:
-      alpha: of equation (16), in [0, 1); the client that holds stillest takes
-        1 / (1 - alpha) steps, and 0 makes it 2 for everyone.
-      max_steps: cap on tau_i, what it cuts is counted.
-      initial_steps: tau_i of the first two rounds.
-      accept: when the new model is taken, else the old one stays: if it is finite ("off");
-        if the loss is finite and at most F_m, the smallest so far: of the clients at their
-        own end points ("local", the paper's), or of the new model on all training data
-        ("global", which only a simulator can compute). A rejected round still renews tau.
-      full_gradient: measure gradients, and the loss of "local", on all of a client's data
-        and not on its first mini-batch.
-      base: any algorithm, whose number of steps is replaced and whose server rule stays;
-        none: FedNova's rule, which the paper has.
-
-    Raises:
-      SettingError: an argument is out of its range; or `accept` is given with a base, or
-        `full_gradient` with one that adds to the loss.
-    """
-    check.one_of("accept", accept, ACCEPT)
-    policy = veca_steps(
-        alpha,
-        max_steps=max_steps,
-        initial_steps=initial_steps,
-        full_gradient=full_gradient,
-    )
-    if base is not None:
-        if accept != "off":
-            raise SettingError(
-                f"accept={accept!r} is about FedVeca's own server rule, but base brings "
-                'another; leave base out, or write accept="off".',
-                setting="accept",
-            )
-        if full_gradient and base.local.objective is not task_loss:
-            raise SettingError(
-                "full_gradient measures gradients of the loss, without what its base adds "
-                "to the loss; leave full_gradient or base out."
-            )
-        return with_steps(base, policy)
-
-    def loss(run):  # F_i at the end point
-        if accept != "local":
-            return ()
-        if full_gradient:
-            return run.full_loss(run.params)
-        batch = run.batch_at(jnp.zeros((), jnp.int32))
-        return weighted_loss(run.task, run.task.apply(run.params, batch.x), batch)
-
-    def finish(run):  # -lr G_i
-        delta = optax.tree.sub(run.params, run.anchor)
-        tau = run.num_steps.astype(run.lr.dtype)
-        # without steps it went nowhere, and is not averaged
-        direction = optax.tree.scale(1 / jnp.maximum(tau, 1), delta)
-        return Upload(direction, (tau, loss(run))), run.client
-
-    def init(params):
-        return () if accept == "off" else jnp.asarray(jnp.inf)
-
-    def update(params, best, upload, cohort):
-        tau_bar, local_loss = upload.extra
-        proposed = optax.tree.add_scale(params, tau_bar, upload.delta)
-        finite = jnp.isfinite(norm_of(proposed))
-        if accept == "off":
-            return optax.tree.where(finite, proposed, params), best
-        loss = local_loss if accept == "local" else cohort.train_loss(proposed)
-        taken = finite & jnp.isfinite(loss) & (loss <= best)
-        return optax.tree.where(taken, proposed, params), jnp.where(taken, loss, best)
-
-    def refined(params, best, upload, cohort, shift):
-        tau_bar = upload.extra[0]
-        shift = optax.tree.scale(1 / jnp.where(tau_bar > 0, tau_bar, 1), shift)
-        moved = upload._replace(delta=optax.tree.add(upload.delta, shift))
-        return update(params, best, moved, cohort)
-
-    return Algorithm(
-        local=LocalRule(finish=finish),
-        policy=policy,
-        server=ServerRule(init, mean(by_examples), update, refined=refined),
     )
 
 

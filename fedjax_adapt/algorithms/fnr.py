@@ -57,6 +57,7 @@ from ..core import (
     Traffic,
     accuracy_of,
     as_base,
+    part_of,
     public_examples,
     widened,
     with_refinement,
@@ -123,43 +124,6 @@ def fnr(
             "fnr refines clients but its base already has a refinement; give "
             "a base without one."
         )
-    refinement = fnr_refinement(
-        variant,
-        fraction=fraction,
-        epochs=epochs,
-        weight=weight,
-        delta_set=delta_set,
-        upload=upload,
-        lr=lr,
-        momentum=momentum,
-        batch_size=batch_size,
-        batch_loss=batch_loss,
-        shuffle=shuffle,
-        augment=augment,
-    )
-    return with_refinement(base, refinement)
-
-
-def fnr_refinement(
-    variant: Literal["sq", "literal", "linear"] = "sq",
-    *,
-    fraction: float = 0.5,
-    epochs: int = 5,
-    weight: float = 0.1,
-    delta_set: Literal["paper", "code"] = "paper",
-    upload: Literal["delayed", "twice"] = "delayed",
-    lr: float | None = None,
-    momentum: float | None = None,
-    batch_size: int | None = 32,
-    batch_loss: Literal["mean", "sum"] = "mean",
-    shuffle: bool = True,
-    augment: bool = False,
-) -> Refinement:
-    """FNR-FL's part after local training, for `with_refinement`. Arguments as for `fnr`.
-
-    `Info.refine` shows, per client: `public_accuracy` A_i, `refined`, and `penalty`, the
-    mean J of its steps.
-    """
     check.one_of("variant", variant, VARIANTS)
     check.between("fraction", fraction, 0, 1, closed="right")
     check.at_least("epochs", epochs, 0)
@@ -212,7 +176,7 @@ def fnr_refinement(
         models = 1 if upload == "twice" else 0
         return Traffic(models_up=models, scalars_down=setup.num_classes, round_trips=1)
 
-    return Refinement(
+    refinement = Refinement(
         clients=clients,
         check=verify,
         traffic=traffic,
@@ -220,6 +184,18 @@ def fnr_refinement(
         uploads_late=upload == "delayed",
         given="labelled public examples",
     )
+    return with_refinement(base, refinement)
+
+
+@part_of(fnr, "base")
+def fnr_refinement(algorithm: Algorithm) -> Refinement:
+    """FNR-FL's part after local training, for `with_refinement`. Arguments as for `fnr`.
+
+    `Info.refine` shows, per client: `public_accuracy` A_i, `refined`, and `penalty`, the
+    mean J of its steps.
+    """
+    assert isinstance(algorithm.refine, Refinement)
+    return algorithm.refine
 
 
 def measured(view: RoundView, params: Params, num_classes: int) -> tuple[Array, Array]:

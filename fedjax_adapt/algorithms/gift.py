@@ -41,6 +41,7 @@ from ..core import (
     Traffic,
     all_finite,
     mean,
+    part_of,
     uniformly,
     with_steps,
 )
@@ -111,50 +112,6 @@ def gift(
       relax_by: steps added.
       max_steps: tau grows no further, what is cut is counted; none: no limit.
       base: any algorithm; none: FedAvg with weights 1 / m.
-    """
-    if base is None:
-        base = Algorithm(server=ServerRule(combine=mean(uniformly)))
-    policy = gift_steps(
-        initial_steps,
-        theta=theta,
-        gamma=gamma,
-        detector=detector,
-        reduce=reduce,
-        rounding=rounding,
-        reset_ema=reset_ema,
-        window=window,
-        grow_window=grow_window,
-        warmup=warmup,
-        relax=relax,
-        relax_after=relax_after,
-        relax_by=relax_by,
-        max_steps=max_steps,
-    )
-    return with_steps(base, policy)
-
-
-def gift_steps(
-    initial_steps: int = 100,
-    *,
-    theta: float = 0.9,
-    gamma: float = 2.0,
-    detector: Detector = "patience",
-    reduce: Reducer = "mean_abs_ratio",
-    rounding: Rounding = "ceil",
-    reset_ema: bool | None = None,
-    window: float = 5,
-    grow_window: bool = True,
-    warmup: int = 50,
-    relax: bool = False,
-    relax_after: int = 10,
-    relax_by: int = 5,
-    max_steps: int | None = None,
-) -> StepPolicy:
-    """GIFT's local steps for any algorithm; see `gift` for the arguments.
-
-    It reports the scalars consistency (C), tau (of the next round), triggers and
-    nonfinite. A round with an update that is not finite changes only the last, a round
-    no client trains in no time.
     """
     check.at_least("initial_steps", initial_steps, 1)
     check.between("theta", theta, 0, 1, closed="left")
@@ -250,7 +207,9 @@ def gift_steps(
         shown = {name: getattr(state, name) for name in SHOWN}
         return shown | {"tau": capped(state.tau)}
 
-    return StepPolicy(
+    if base is None:
+        base = Algorithm(server=ServerRule(combine=mean(uniformly)))
+    policy = StepPolicy(
         steps,
         init,
         update=update,
@@ -259,6 +218,18 @@ def gift_steps(
         max_steps=max_steps,
         traffic=Traffic(scalars_down=1),  # tau
     )
+    return with_steps(base, policy)
+
+
+@part_of(gift, "base")
+def gift_steps(algorithm: Algorithm) -> StepPolicy:
+    """GIFT's local steps for any algorithm; see `gift` for the arguments.
+
+    It reports the scalars consistency (C), tau (of the next round), triggers and
+    nonfinite. A round with an update that is not finite changes only the last, a round
+    no client trains in no time.
+    """
+    return algorithm.policy
 
 
 def consistency(signed: Params, size: Params, reduce: str = "mean_abs_ratio") -> Array:

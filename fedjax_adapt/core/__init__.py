@@ -17,6 +17,7 @@ from .algorithm import constant_steps as constant_steps
 from .algorithm import epochs as epochs
 from .algorithm import is_private as is_private
 from .algorithm import matched_steps as matched_steps
+from .algorithm import part_of as part_of
 from .algorithm import scheduled_steps as scheduled_steps
 from .algorithm import with_refinement as with_refinement
 from .algorithm import with_steps as with_steps

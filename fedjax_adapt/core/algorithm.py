@@ -1,7 +1,9 @@
 """Four parts as one algorithm, and the step policies that learn nothing."""
 
 import inspect
-from typing import NamedTuple
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import jax.numpy as jnp
 import numpy as np
@@ -18,6 +20,9 @@ from .parts import (
     as_refinement,
     learns,
 )
+
+P = ParamSpec("P")
+Part = TypeVar("Part")
 
 
 def constant_steps(num_steps: int) -> StepPolicy:
@@ -141,6 +146,46 @@ def as_base(base: Algorithm | None) -> Algorithm:
             setting="base",
         )
     return base
+
+
+def part_of(
+    method: Callable[P, Algorithm], *own: str
+) -> Callable[[Callable[[Algorithm], Part]], Callable[P, Part]]:
+    """The decorator that makes a constructor of a function that picks a method's part.
+
+    What it makes takes the method's arguments but for `own`: names, defaults and choices
+    are written once, where the method is.
+
+    Args:
+      method: the constructor of the whole algorithm.
+      own: its keyword-only arguments that are no business of the part, such as base.
+
+    Example:
+      @part_of(gift, "base")
+      def gift_steps(algorithm: Algorithm) -> StepPolicy:
+          return algorithm.policy
+    """
+
+    def constructor(pick: Callable[[Algorithm], Part]) -> Callable[P, Part]:
+        of_method = inspect.signature(method)
+        taken = [p for p in of_method.parameters.values() if p.name not in own]
+        returns = inspect.signature(pick).return_annotation
+        signature = of_method.replace(parameters=taken, return_annotation=returns)
+
+        @wraps(pick)
+        def part(*args: P.args, **kwargs: P.kwargs) -> Part:
+            try:
+                signature.bind(*args, **kwargs)
+            except TypeError as error:  # as Python says it, but for the function's name
+                what = str(error).removeprefix("got ")
+                raise TypeError(f"{pick.__name__}() got {what}") from None
+            return pick(method(*args, **kwargs))
+
+        made: Any = part
+        made.__signature__ = signature
+        return made
+
+    return constructor
 
 
 def with_steps(algorithm: Algorithm, policy: StepPolicy) -> Algorithm:
