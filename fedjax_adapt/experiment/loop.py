@@ -183,12 +183,12 @@ def train_in(
     done: int,
     log: Log,
     report: Callable[[int, tuple[float, float], float], None],
-    at_end: Callable[[State, int], Callable[[], None]] | None = None,
+    at_end: Callable[[State, int], None] | None = None,
 ) -> State:
     """As `train`, saving rows and states in `folder`, the rows of a round before its state.
 
-    `at_end` is called with the last state and its round before its rows are written, and
-    what it returns is called after. Ctrl-C is raised between rounds.
+    `at_end` is called with the last state and its round, when its rows are written and
+    before it is. Ctrl-C is raised between rounds.
     """
     saver = checkpoint.saver(folder / store.CHECKPOINTS)
     # the command line handles Ctrl-C itself
@@ -198,11 +198,9 @@ def train_in(
 
         def save(state: State, done: int) -> float:
             stopped = log.callback is not None and log.all_over
-            last = stopped or done == config.rounds
-            after_rows = at_end(state, done) if last and at_end is not None else None
             log.write(done)
-            if after_rows is not None:
-                after_rows()
+            if at_end is not None and (stopped or done == config.rounds):
+                at_end(state, done)
             return writes.save(state, log.base + done)
 
         def report_or_stop(*figures) -> None:

@@ -4,7 +4,7 @@ A group is the rounds from one evaluation to the next: `infos` [rounds, cohort, 
 what was `Measured` after the last of them.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -140,18 +140,17 @@ class Log:
             trial: Tally(last.get(trial, {}), *usual, self.took.get(trial, 0.0))
             for trial in self.settings
         }
-        self.over = {t for t, row in last.items() if any(row.get(e) for e in ENDS)}
+        # trials that ended: after which round a callback stopped them; 0: they diverged
+        self.over: dict[int | None, int] = {
+            trial: row.get("stopped_round") or 0
+            for trial, row in last.items()
+            if any(row.get(end) for end in ENDS)
+        }
         self.seconds = rows[-1]["seconds"] if rows else 0.0
         # what the callback was not yet called for: a row, and its rounds
         self.figures: list[tuple[dict[str, Any], list[dict[str, Any]]]] = []
         self.metrics: list[dict[str, Any]] = []
         self.clients: list[dict[str, Any]] = []
-        self.ended: list[dict[str, Any]] = []
-
-    @property
-    def tally(self) -> Tally:
-        """That of a run."""
-        return self.tallies[None]
 
     def add(
         self, done: int, parts: list[tuple[Info, Measured]], spent: float
@@ -205,7 +204,7 @@ class Log:
         row |= {"diverged_round": diverged or 0, "stopped_round": 0}
         self.metrics.append(row)
         if diverged is not None:
-            self.over.add(trial)
+            self.over[trial] = 0
             return row
         clients = client_rows(infos, done + 1, self.num_clients)
         mine = {} if trial is None else {"trial": np.full(len(clients["round"]), trial)}
@@ -226,34 +225,24 @@ class Log:
             who = {} if trial is None else who
             for figures in rounds:
                 if self.callback and asks_to_stop(self.callback, who | figures):
-                    row["stopped_round"] = row["round"]
-                    self.over.add(trial)
+                    row["stopped_round"] = self.over[trial] = row["round"]
                     break
         return self.callback is not None and self.all_over
 
     @property
     def all_over(self) -> bool:
         """Whether every trial has diverged or been stopped."""
-        return self.over >= set(self.tallies)
+        return self.over.keys() >= self.tallies.keys()
 
-    def end(self, done: int, clients: Sequence[Mapping[str, Any]]) -> None:
-        """Takes what the models after `done` rounds are worth to the clients of each trial.
-
-        That of a trial that was over before is no longer there.
-        """
-        last = {row["trial"] for row in self.metrics if row["stopped_round"] == done}
-        pairs = zip(self.tallies, clients, strict=True)
-        self.ended = [
-            {"trial": trial, **figures}
-            for trial, figures in pairs
-            if trial in last or trial not in self.over
-        ]
+    def has_state(self, trial: int, done: int) -> bool:
+        """Whether the state after `done` rounds is a trial's last, and is finite."""
+        return self.over.get(trial, done) == done
 
     def write(self, done: int) -> None:
         """Appends the rows to the tables of the folder, and then to those of trackers."""
         written = self.metrics
-        tables = zip(store.TABLES, (written, self.clients, self.ended), strict=True)
-        self.metrics, self.clients, self.ended = [], [], []
+        tables = zip(store.TABLES, (written, self.clients), strict=True)
+        self.metrics, self.clients = [], []
         for name, rows in tables:
             if rows and self.folder is not None:
                 columns = concatenate(rows)

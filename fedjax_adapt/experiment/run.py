@@ -12,7 +12,7 @@ calls `run` with the same config, and the first alone sees the folder.
 
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -174,16 +174,10 @@ def _run(
         if config.evaluate_clients:
             devices, parts = program.num_devices, federation[:3]
             each = accuracy_by_client(*parts, state, devices)
-        worth = {name: summary.spread_over_clients(v) for name, v in each.items()}
-        accuracy = worth.get("client_accuracy", {}), worth.get("personal_accuracy", {})
         result = None
         if writes:
-            result = summarise(
-                config, federation, program, folder, commit, accuracy, calibrated
-            )
-            rows = labels_by_client(federation.skew, federation.data)
-            store.append(folder, store.PARTITION, rows | each, 0)
-            store.finish(folder, result.to_dict())
+            parts = federation, program
+            result = finish_run(folder, config, *parts, commit, each, calibrated)
     return Summary(**processes.from_first(asdict(result) if result else None))
 
 
@@ -293,20 +287,20 @@ def accuracy_by_client(
     return {name: summary.known_shares(v, sizes) for name, v in found.items()}
 
 
-def summarise(
+def finish_run(
+    folder: Path,
     config: Config,
     federation: Federation,
     program: Program,
-    folder: Path,
     commit: str | None,
-    accuracy: tuple[Mapping[str, float], Mapping[str, float]],
+    each: Mapping[str, Sequence[float | None]],
     calibrated: float = 0.0,
     trials: int = 1,
 ) -> Summary:
-    """The summary of a run, or a trial, whose rows lie in `folder`.
+    """The summary of a run, or a trial, whose rows lie in `folder`, which is finished so.
 
     A trial's federation has the skew of its own partition, and `trials` share the program's
-    state. The accuracies are `Summary.client_accuracy` and `personal_accuracy`;
+    state. `each` is what `accuracy_by_client` found, empty where that was not asked for;
     `calibrated` are the seconds that trying lanes and convolutions took.
     """
     source, sizes = federation.source, federation.skew.sizes
@@ -329,7 +323,8 @@ def summarise(
     }
     if processes.several():
         used["processes"] = jax.process_count()
-    return Summary(
+    over_clients = {name: summary.spread_over_clients(v) for name, v in each.items()}
+    result = Summary(
         folder=str(folder),
         method=method_of(config),
         compile_seconds=program.seconds,
@@ -351,8 +346,8 @@ def summarise(
         versions=summary.versions(),
         commit=commit,
         class_accuracy=summary.known_shares(by_class, source.test_counts()),
-        client_accuracy=dict(accuracy[0]),
-        personal_accuracy=dict(accuracy[1]),
+        client_accuracy=over_clients.get("client_accuracy", {}),
+        personal_accuracy=over_clients.get("personal_accuracy", {}),
         client_state_bytes=tree_bytes(program.abstract.clients) // trials,
         memory=_memory(program),
         public=public_summary(federation),
@@ -363,6 +358,10 @@ def summarise(
         first_left_out_round=min(left_out, default=None),
         **found,
     )
+    rows = labels_by_client(federation.skew, federation.data)
+    store.append(folder, store.PARTITION, {**rows, **each}, 0)
+    store.finish(folder, result.to_dict())
+    return result
 
 
 def _memory(program: Program) -> dict[str, int | None]:

@@ -46,7 +46,7 @@ TUNE = "tune.toml"  # of a search, see sweeps/tune.py
 NOTHING = "nothing"  # that a method was also given
 TRIALS = "trials"  # of a sweep, a folder for each, see sweeps/results.py
 GROUPS = "groups"  # likewise, see sweeps/sweep.py
-TABLES = ("metrics", "clients", "trials")
+TABLES = ("metrics", "clients")
 # columns of `metrics`: what a run has cost so far
 COSTS = ("local_steps", "bytes_up", "bytes_down", "simulated_seconds")
 PARTITION = "partition"  # a table of one part, written when a run ends

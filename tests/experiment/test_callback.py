@@ -12,6 +12,7 @@ from tiny_runs import MADE
 
 from fedjax_adapt.experiment import checkpoint as checkpoints
 from fedjax_adapt.experiment import read_run, run, sweep
+from fedjax_adapt.experiment.store import read_table
 from fedjax_adapt.report.sweep import sweep_tables
 from fedjax_adapt.report.tables import summary_table
 
@@ -267,6 +268,35 @@ def test_a_pruned_sweep_is_resumed_as_it_was(tmp_path, whole_sweep):
     results, whole = found.results.to_pylist(), whole_sweep.results.to_pylist()
     assert [row["stopped_round"] for row in results] == [2, None, None]
     assert [row["loss"] for row in results[1:]] == [row["loss"] for row in whole[1:]]
+
+
+@pytest.mark.slow
+def test_what_a_try_has_left_that_was_killed_at_its_end_is_not_a_trials(
+    tmp_path, monkeypatch
+):
+    """It was killed before the state of the group, and then a trial ends earlier."""
+    unsaved = {**RUN, "checkpoint_every": None}
+    only = {"run": unsaved, "grid": {"lr": [0.03, 0.1]}}
+    save, place = checkpoints.Saver.save, tmp_path / "cut"
+
+    def fails(self, state, round):
+        if "groups" in self._folder.parts:
+            raise OSError(errno.ENOSPC, "no space left")
+        return save(self, state, round)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoints.Saver, "save", fails)
+        with pytest.raises(OSError, match="no space left"):
+            sweep(only, place, side_by_side=2)
+    first = place / "trials" / "0000"
+    assert (first / "checkpoints").exists() and (first / "partition").exists()
+    stop = lambda figures: figures["trial"] == 0 and figures["round"] == 2
+    found = sweep(only, place, resume=True, side_by_side=2, callback=stop)
+    rows = found.results.to_pylist()
+    assert [row["stopped_round"] for row in rows] == [2, None]
+    assert [row["client_accuracy_mean"] is None for row in rows] == [True, False]
+    assert not (first / "checkpoints").exists()
+    assert read_table(first, "partition").column_names == ["client", "label_counts"]
 
 
 @pytest.mark.slow

@@ -246,8 +246,8 @@ def test_a_diverged_group_leaves_the_rows_before_it(tmp_path):
     with pytest.raises(rows.Diverged, match="diverged in round 3: the model is not"):
         log.add(0, [(INFOS, after), (bad, after)], spent=2.0)
     again = rows.Log(tmp_path, num_clients=5)
-    assert (again.tally.totals["local_steps"], again.seconds) == (10, 1.0)
-    assert again.tally.totals["simulated_seconds"] == 1.75
+    assert (again.tallies[None].totals["local_steps"], again.seconds) == (10, 1.0)
+    assert again.tallies[None].totals["simulated_seconds"] == 1.75
 
 
 def test_each_kind_of_warning_is_given_once_for_each_trial():
@@ -257,7 +257,7 @@ def test_each_kind_of_warning_is_given_once_for_each_trial():
         log.tallies[trial].cut, log.tallies[trial].asked = 2, 9
     log.tallies[4].cut = 4
     log.tallies[0].broken = 8
-    log.over.add(0)  # it diverged, and nothing was refused
+    log.over[0] = 0  # it diverged, and nothing was refused
     log.tallies[3].idle = log.tallies[5].broken = 8
     given = set()
     say = lambda done: new_warning(configs, 3, log, done, given, lambda i: i + 10)

@@ -306,7 +306,7 @@ def test_the_folder_of_a_sweep_holds_what_it_should(three):
     group = three.folder / "groups" / "000-scaffold"
     assert {p.name for p in group.iterdir()} == {
         # its checkpoints are gone
-        *("group.toml", "metrics", "trials", "summary.json", "files.sha256")
+        *("group.toml", "metrics", "summary.json", "files.sha256")
     }
     table = pq.read_table(three.folder / "results.parquet").to_pydict()
     assert np.shape(table["class_accuracy"]) == (3, 10)
@@ -342,6 +342,10 @@ def test_a_resumed_sweep_equals_an_uninterrupted_one_to_the_bit(tmp_path, three,
         sweep(THREE, folder)
     with pytest.raises(ValueError, match="was begun by a fedjax-adapt that put other"):
         sweep(THREE, begun_otherwise(folder), resume=True)
+    (folder / "groups" / "000-scaffold" / "trials").mkdir()  # as earlier versions did
+    with pytest.raises(ValueError, match="kept the accuracy on clients elsewhere"):
+        sweep(THREE, folder, resume=True)
+    (folder / "groups" / "000-scaffold" / "trials").rmdir()
     found = sweep(THREE, folder, resume=True, side_by_side=3, progress=seen.append)
     assert found.results.equals(three.results)
     assert metrics(found) == metrics(three)
@@ -542,7 +546,7 @@ def test_a_killed_sweep_goes_on_with_the_same_command(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("what", ["metrics", "trials"])
+@pytest.mark.parametrize("what", [("metrics", 7), ("partition", 0)])
 def test_where_rows_cannot_be_written_no_state_of_a_trial_is(
     tmp_path, three, monkeypatch, what
 ):
@@ -550,14 +554,15 @@ def test_where_rows_cannot_be_written_no_state_of_a_trial_is(
     append, folder = store.append, tmp_path / "sweep"
 
     def full(folder, name, columns, done):
-        if (name, done) == (what, 7):
+        if (name, done) == what:
             raise OSError(errno.ENOSPC, "No space left on device")
         append(folder, name, columns, done)
 
     monkeypatch.setattr(store, "append", full)
     with pytest.raises(OSError, match="No space left"):
         sweep(THREE, folder, side_by_side=2)
-    assert not (folder / "trials").exists()
+    assert (folder / "trials").exists() == (what[0] == "partition")
+    assert not list(folder.glob("trials/*/checkpoints"))
     monkeypatch.undo()
     found = sweep(THREE, folder, resume=True, side_by_side=2)
     assert found.results.equals(three.results) and metrics(found) == metrics(three)
@@ -954,9 +959,10 @@ def test_the_folder_of_a_sweep_is_enough_to_resume_it(tmp_path):
 def test_figures_of_a_run_that_trained_on_its_test_set_are_called_so():
     from fedjax_adapt.experiment.store import TRAINED
 
-    own = {"accuracy": 0.5, "loss": 1.0, "rounds_to": {"0.9": None}, "local_steps": 3}
+    own = {"accuracy": 0.5, "loss": 1.0, "rounds_to": {"0.9": None}}
     own["models"] = {"sel": {"accuracy": 0.4, "rounds_to": {"0.9": 2}}}
-    tested = flat({**own, "accuracy_name": "test accuracy", "seconds": 1.0})
+    others = {"local_steps": 3, "accuracy_name": "test accuracy", "seconds": 1.0}
+    tested = flat(own | others)
     assert tested == {
         "accuracy": 0.5,
         "loss": 1.0,
@@ -965,7 +971,8 @@ def test_figures_of_a_run_that_trained_on_its_test_set_are_called_so():
         "accuracy_sel": 0.4,
         "rounds_to_0.9_sel": 2,
     }
-    trained = flat({**own, "accuracy_name": TRAINED.replace("_", " ")})
+    others["accuracy_name"] = TRAINED.replace("_", " ")
+    trained = flat({TRAINED: own} | others)
     assert trained == {
         TRAINED: 0.5,
         f"{TRAINED}.loss": 1.0,

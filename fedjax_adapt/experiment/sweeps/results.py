@@ -7,7 +7,6 @@ trials/NNNN/                     a run folder for each of them, with its last st
 groups/NNN-ALGORITHM/group.toml  which trials, and how many of them at once
 groups/.../metrics/              as of a run, and trial, diverged_round and stopped_round
 groups/.../clients/              as of a run, and trial; gone when it is done
-groups/.../trials/               the accuracy on clients, a row for each trial with a state
 groups/.../checkpoints/          the states of all its trials; gone when it is done
 groups/.../summary.json          a group that has one is done
 own.json                         what was a user's own, or revised, if anything was
@@ -28,10 +27,9 @@ from typing import TYPE_CHECKING, Any
 
 from ... import check
 from ...core import State
-from ...data import skew
-from ...engine import mesh
+from ...data import FederatedDataset, skew
 from ...errors import SettingError
-from .. import files, records, store, toml
+from .. import checkpoint, files, records, store, toml
 from ..algorithm import build_algorithm
 from ..build import Federation, completed
 from ..config import (
@@ -47,11 +45,11 @@ from ..config import (
 )
 from ..config import to_toml as run_to_toml
 from ..folder import check_may_begin, check_origins, holds_finished
-from ..rows import COLUMNS, ENDS
-from ..run import accuracy_by_client, labels_by_client, summarise
+from ..rows import COLUMNS, ENDS, TOTALS
+from ..run import accuracy_by_client, finish_run
 from ..schema import check_path
 from ..spelling import flat_name, nested
-from ..summary import FIGURES, TEST, Summary, known_shares, results, spread_over_clients
+from ..summary import FIGURES, Summary
 from ..user_functions import origins
 from .compiled_group import CompiledGroup
 from .grid import FIRST, Sweep, Trial, read_sweep
@@ -59,17 +57,15 @@ from .grid import FIRST, Sweep, Trial, read_sweep
 if TYPE_CHECKING:
     import pyarrow
 
-# of a summary: what no single trial has, or what has a column of its own
-UNTOLD = ("seconds", "rounds_per_second", "accuracy_name")
-# in the table of trials: what figures of clients' own models begin with
-PERSONAL = "personal_"
-# and the accuracies by client that they are of
+# of the summary of a trial: accuracies by client, and all that is in a row
 BY_CLIENT = ("client_accuracy", "personal_accuracy")
-# columns of integers or nothing
-WHOLE = (
-    *("diverged_round", "stopped_round", "first_left_out_round"),
-    *("rounds_to_", "best_round"),
+TOLD = (
+    *("class_accuracy", "rounds", "accuracy", "loss", "best_accuracy", "best_round"),
+    *("last_mean", "last_std", "last_count", "rounds_to", "area_under_curve"),
+    *("models", *TOTALS, "kappa", "rho", *BY_CLIENT),
 )
+# columns of integers or nothing
+WHOLE = ("diverged_round", "stopped_round", "rounds_to_", "best_round")
 
 
 def sweep_folder(sweep: Sweep, folder: str | Path | None = None) -> Path:
@@ -160,14 +156,16 @@ def to_toml(sweep: Sweep) -> str:
 
 
 def rows_of(
-    group: Path, trials: Sequence[Trial], names: Sequence[str]
+    folder: Path, group: Path, trials: Sequence[Trial], names: Sequence[str]
 ) -> list[dict[str, Any]]:
-    """The rows of results.parquet of a group that is done; `names`: what varies."""
+    """The rows of results.parquet of a group that is done; `names`: what varies.
+
+    `folder` is that of the sweep, and `group` that of the group.
+    """
     import pyarrow.compute as pc
 
     metrics, said = store.read_table(group, "metrics"), store.read_summary(group) or {}
     named, found = store.accuracy_in(metrics.column_names), []
-    ended = {row["trial"]: row for row in store.read_table(group, "trials").to_pylist()}
     for trial in trials:
         row = {
             **named_trial(trial, names),
@@ -180,31 +178,15 @@ def rows_of(
             "accuracy_name": store.shown_accuracy(named),
         }
         curve = metrics.filter(pc.equal(metrics["trial"], trial.number))
-        diverged = curve["diverged_round"][-1].as_py() or None
-        row["diverged_round"] = diverged
-        stopped = "stopped_round" in curve.column_names and curve["stopped_round"][-1]
-        row["stopped_round"] = (stopped.as_py() or None) if stopped else None
-        if diverged is None:
-            by_class = curve[f"class_{named}"][-1].as_py()
-            of_classes = known_shares(by_class, said["test_counts"])
-            figures = results(curve, trial.config.targets)
-            # empty where it was stopped early
-            server, personal = by_model(ended.get(trial.number, {}))
-            of_clients = {"client_accuracy": server, "personal_accuracy": personal}
-            row |= flat({"class_accuracy": of_classes} | figures | of_clients)
+        for end in ENDS:
+            known = end in curve.column_names  # an earlier version stopped no trial
+            row[end] = (curve[end][-1].as_py() or None) if known else None
+        if row["diverged_round"] is None:
+            path = folder / records.trial_folder(trial.number)
+            files.check(path, path / store.SUMMARY)  # it may be gone
+            row |= flat(store.read_summary(path) or {})
         found.append(row)
     return found
-
-
-def by_model(row: Mapping[str, Any]) -> tuple[dict[str, float], dict[str, float]]:
-    """`client_accuracy` and `personal_accuracy` of a row of the table of trials."""
-    figures = {n: v for n, v in row.items() if n not in ("trial", *BY_CLIENT)}
-    known = {n: v for n, v in figures.items() if v is not None}
-    personal = {n for n in known if n.startswith(PERSONAL)}
-    return (
-        {n: v for n, v in known.items() if n not in personal},
-        {n.removeprefix(PERSONAL): known[n] for n in known if n in personal},
-    )
 
 
 def named_trial(trial: Trial, names: Sequence[str]) -> dict[str, Any]:
@@ -214,21 +196,21 @@ def named_trial(trial: Trial, names: Sequence[str]) -> dict[str, Any]:
     return {"trial": trial.number, **{c: settings.get(n) for n, c in columns.items()}}
 
 
-def flat(figures: Mapping[str, Any]) -> dict[str, Any]:
-    """What `summary.results` gives, as columns.
+def flat(summary: Mapping[str, Any]) -> dict[str, Any]:
+    """What a summary tells, as columns.
 
     Where its accuracy is no test accuracy, the columns of what is measured with it begin
     with its name, as in summary.json.
     """
-    columns = {}
-    for name, value in figures.items():
-        values = _columns(name, value)
-        if name in FIGURES and figures["accuracy_name"] != TEST:
-            named = store.accuracy_shown_as(figures["accuracy_name"])
-            of = lambda n: named if n == store.ACCURACY else f"{named}.{n}"  # noqa: B023
+    named, columns = store.accuracy_in(summary), {}
+    figures = {**summary, **store.figures_of(summary)}
+    for name in TOLD:
+        values = _columns(name, figures[name]) if name in figures else {}
+        if name in FIGURES and named != store.ACCURACY:
+            of = lambda n: named if n == store.ACCURACY else f"{named}.{n}"
             values = {of(n): v for n, v in values.items()}
         columns |= values
-    return {name: value for name, value in columns.items() if name not in UNTOLD}
+    return columns
 
 
 def _columns(name: str, value: Any) -> dict[str, Any]:
@@ -342,49 +324,38 @@ def write_trials(
                 if data is not federation.data:  # not the partition of the first
                     classes = federation.skew.label_counts.shape[1]
                     known[which] = skew(data.rows(), federation.labels, classes)
-            ended = rows["trials"].to_pylist() if "trials" in rows else []
-            worth = ended[0] if ended else {}
             with_skew = federation._replace(skew=known[which])
-            about = config, with_skew, program, path, commit, by_model(worth)
-            summary = summarise(*about, trials=compiled.width)
-            held = labels_by_client(known[which], federation.data)
-            each = {name: worth[name] for name in BY_CLIENT if worth.get(name)}
-            store.append(path, store.PARTITION, held | each, 0)
-            store.finish(path, summary.to_dict())
+            last = store.read_table(path, store.PARTITION)  # see `write_last`
+            names = [name for name in BY_CLIENT if name in last.column_names]
+            each = {name: last[name].to_pylist() for name in names}
+            about = config, with_skew, program, commit, each
+            finish_run(path, *about, trials=compiled.width)
 
 
-def client_figures(
+def write_last(
+    folder: Path,
+    state: State,
     config: Config,
-    trials: Sequence[Trial],
+    first: Config,
     federation: Federation,
-    compiled: CompiledGroup,
-    states: Iterable[State],
-    rows: Sequence[int],
-) -> list[dict[str, Any]]:
-    """What models are worth to the clients of some trials; empty: not asked for.
+    data: FederatedDataset,
+    devices: int,
+) -> None:
+    """Writes the last state of a trial, and its accuracy on each client, into its folder.
 
-    The figures of `client_accuracy` and, where clients have models of their own, of
-    `personal_accuracy`, by names that `by_model` knows, and each client's accuracy under
-    the names `BY_CLIENT`. Config and federation are those of the first trial of the
-    group, in which these have the numbers `rows`; of a state the model and what clients
-    keep is read.
+    Of the table `store.PARTITION` it is the part that `write_trials` does not know. Config
+    and `data` are those of the trial, `first` and the federation those of the first of its
+    group.
     """
-    if not config.evaluate_clients:
-        return [{} for _ in rows]
-    devices = compiled.num_devices
-    task, shared = federation.task, mesh.to_read(federation.data, devices)
-    found = []
-    for trial, state, row in zip(trials, states, rows, strict=True):
-        data = compiled.partitions.put_into(shared, row)
-        algorithm, mine = federation.algorithm, trial.config
+    files.make(folder)
+    store.begin_list(folder)  # before its state, which is of it
+    if config.evaluate_clients:
+        algorithm = federation.algorithm
         # which may have other numbers than the federation's
-        others = mine.algorithm_options != config.algorithm_options
+        others = config.algorithm_options != first.algorithm_options
         if others and algorithm.local.personal is not None:
-            algorithm = completed(mine, build_algorithm(mine), federation)
-        each = accuracy_by_client(algorithm, task, data, state, devices)
-        worth = {name: spread_over_clients(v) for name, v in each.items()}
-        shares = worth.get("personal_accuracy", {})
-        personal = {f"{PERSONAL}{name}": share for name, share in shares.items()}
-        rows_of_each = {name: [values] for name, values in each.items()}
-        found.append(worth["client_accuracy"] | personal | rows_of_each)
-    return found
+            algorithm = completed(config, build_algorithm(config), federation)
+        each = accuracy_by_client(algorithm, federation.task, data, state, devices)
+        rows = {"client": list(range(data.num_clients)), **each}
+        store.append(folder, store.PARTITION, rows, 0)
+    checkpoint.save(folder / store.CHECKPOINTS, state, int(state.round))

@@ -8,7 +8,8 @@ done is never done again: a sweep that was killed goes on from the newest checkp
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -20,7 +21,7 @@ from ...engine import mesh, processes
 from ...engine.train import Callback, check_callback
 from ...errors import SettingError
 from ...plan import SCALARS
-from .. import checkpoint, files, objects, records, store, summary, toml, user_functions
+from .. import files, objects, records, store, summary, toml, user_functions
 from ..build import Federation, auxiliary, build, counted, without_effect
 from ..config import identity
 from ..files import locked
@@ -34,7 +35,7 @@ from . import results
 from .compiled_group import CompiledGroup, Layout, compile_group, layout_of
 from .grid import Sweep, Trial, read_sweep, seed_hint
 from .groups import Group, groups_of
-from .results import client_figures, write_trials
+from .results import write_last, write_trials
 
 # settings that often vary, and that do not decide how many clients there are
 TRAINING = (*SCALARS, "epochs", "seed")
@@ -136,7 +137,7 @@ def _run(
         done = [place / records.trial_folder(trial.number) for trial in group.trials]
         files.enter_lists(place, [runner.path, *done])
         before += sum(trial.config.rounds for trial in group.trials)
-        rows += results.rows_of(runner.path, group.trials, asked.names)
+        rows += results.rows_of(place, runner.path, group.trials, asked.names)
         rows.sort(key=lambda row: row["trial"])
         table = results.table_of(rows, asked.names)
         store.write_table(place, place / store.RESULTS, table)
@@ -191,6 +192,13 @@ def check_begun(folder: Path, group: Group) -> None:
         raise SettingError(
             f"folder={folder} was begun by a fedjax-adapt that put other trials into one "
             "program; give another folder."
+        )
+    # a table that an earlier version wrote
+    of_before = os.path.lexists(begun.with_name("trials"))
+    if of_before and store.read_summary(begun.parent) is None:
+        raise SettingError(
+            f"folder={folder} was begun by a fedjax-adapt that kept the accuracy on "
+            "clients elsewhere; go on in the version it was, or give another folder."
         )
 
 
@@ -255,7 +263,6 @@ class _Runner:
         written = {
             "trials": numbers,
             "test_examples": len(federation.source.y_test),
-            "test_counts": federation.source.test_counts().tolist(),
             "auxiliary": auxiliary(federation),
             "seconds": store.read_table(self.path, "metrics")["seconds"][-1].as_py(),
             "compile_seconds": compiled.program_of([0]).seconds,
@@ -329,26 +336,19 @@ class _Runner:
             figures = (*latest, rate, warning, shown)
             self.progress(Progress(rounds, self.total, *figures, whose=WHOSE))
 
-        def at_end(state: State, done: int) -> Callable[[], None]:
-            has_personal = federation.algorithm.local.personal is not None
-            kept = state.clients if has_personal else ()
-            # of a trial, what is not read is not copied to the host
-            read = State(state.params, (), (), clients=kept, round=state.round)
-            states = (compiled.of_trial(read, i) for i in range(len(rows)))
-            worth = client_figures(config, members, federation, compiled, states, rows)
-            log.end(done, worth)
-            ended = {row["trial"] for row in log.ended}
-
-            def save_states() -> None:
-                for i, trial in enumerate(trials):
-                    if trial in ended:
-                        folder = place / records.trial_folder(trial)
-                        files.make(folder)
-                        store.begin_list(folder)  # before its state, which is of it
-                        saved = folder / store.CHECKPOINTS
-                        checkpoint.save(saved, compiled.of_trial(state, i), done)
-
-            return save_states
+        def at_end(state: State, done: int) -> None:
+            devices, shared = compiled.num_devices, federation.data
+            if config.evaluate_clients:
+                shared = mesh.to_read(shared, devices)
+            for i, (trial, row) in enumerate(zip(members, rows, strict=True)):
+                folder = place / records.trial_folder(trial.number)
+                if log.has_state(trial.number, done):
+                    data = compiled.partitions.put_into(shared, row)
+                    whose = trial.config, config, federation, data, devices
+                    write_last(folder, compiled.of_trial(state, i), *whose)
+                else:  # what a try has left that was killed here and ended otherwise
+                    for name in (store.CHECKPOINTS, store.PARTITION):
+                        store.drop(folder, name)
 
         at = done - base
         train_in(self.path, config, program, state, at, log, report, at_end)
