@@ -290,8 +290,15 @@ def _check_words(arguments: Sequence[str], flags: Sequence[str], command: str) -
 
 def _whose(name: str, flags: Sequence[str], command: str) -> str:
     """The end of a sentence about a flag that a command does not have."""
-    if command in ("run", "partition") or not is_setting(name):
+    # options of a partition or a data set are flags there, of the one that is chosen
+    kinds = ("algorithm", "model") if command == "partition" else KINDS
+    if command == "run" or not is_setting(name, kinds):
         return f"is not a flag of this {command}; {suggestion(f'--{name}', flags, command)}"
+    if command == "partition":
+        return (
+            "says how a run trains, and fedjax-adapt partition trains nothing; leave it "
+            "out."
+        )
     if command == "sweep":
         fixed = (*settings_that_are("incidental"), "match")  # what no grid may vary
         vary = "" if name in fixed else ", or a list of values below [grid]"

@@ -11,11 +11,9 @@ from .. import check
 from ..data import Skew, skew
 from ..errors import SettingError
 from ..experiment.build import load_source, split_source, with_public
-from ..experiment.config import Config, common_options, every_option, from_settings
+from ..experiment.config import Config, common_options, from_settings
 from ..experiment.folder import dataset_label
-from ..experiment.objects import KINDS
 from ..experiment.schema import settings_that_are
-from ..experiment.spelling import flat_name, spellings
 from ..experiment.user_functions import label
 from ..report.clients import MOST_ROWS, clients_table, draw_partition
 from . import process
@@ -71,16 +69,6 @@ def parse(arguments: Sequence[str]) -> PartitionRequest:
         groups[choices[kind]] = group_of(kind, choices[kind])
     groups = {title: flags for title, flags in groups.items() if flags}
     known = {name for flags in groups.values() for name in flags}
-    for name in words:
-        if (
-            name not in spellings(known)
-            and name.removeprefix("no_") in _names_of_runs()
-        ):
-            flag = "--" + name.replace("_", "-")
-            raise SettingError(
-                f"{flag} says how a run trains, and {PROGRAM} trains nothing; leave it "
-                "out."
-            )
     settings = {name: value for name, value in settings.items() if name in known}
     values = read_flags(arguments, groups, settings, PROGRAM, DESCRIPTION, choices)
     output, overwrite = values.pop("output"), values.pop("overwrite")
@@ -131,13 +119,6 @@ def output_path(
             f"{flag} FILE."
         )
     return path
-
-
-def _names_of_runs() -> set[str]:
-    """Every setting a run can have besides those of data sets and partitions."""
-    training = [kind for kind in KINDS if kind not in DECIDE]
-    names = {*common_options(), "resume", *spellings(every_option(training))}
-    return names - {*map(flat_name, every_option(DECIDE))}
 
 
 def partition(arguments: list[str]) -> int:

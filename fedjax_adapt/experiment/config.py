@@ -7,7 +7,7 @@ write them is in spelling.py. At the end: in which of them runs differ.
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,16 +44,16 @@ def all_options(choices: Mapping[str, str]) -> dict[str, Option]:
     return options
 
 
-def is_setting(name: str) -> bool:
-    """Whether it is a setting of any run, however it is written."""
-    return name in spellings([*common_options(), *every_option(KINDS)])
+def is_setting(name: str, kinds: Iterable[str] = KINDS) -> bool:
+    """Whether it is a setting of any run, an option of these kinds or of no choice.
 
-
-def every_option(kinds: Iterable[str]) -> Iterator[str]:
-    """The options of every choice of some kinds, by their full names."""
+    It may be written in any way.
+    """
+    names = list(common_options())
     for kind in kinds:
         for choice in registry(kind):
-            yield from (f"{kind}.{short}" for short in kind_options(kind, choice))
+            names += [f"{kind}.{short}" for short in kind_options(kind, choice)]
+    return name in spellings(names)
 
 
 def choices_of(config: Config) -> dict[str, str]:
