@@ -53,9 +53,9 @@ def doctor(arguments: Sequence[str]) -> int:
     say(console, f"processor {here['cpu']}, {here['cores']} cores")
     say(console, f"cache     {_cache(cache_folder())}")
     say(console, f"data      {folder or f'no folder; set {DATA_VARIABLE} to one'}")
-    for name, spec in SOURCES.items():
+    for name, read in SOURCES.items():
         try:
-            source = spec.load(folder)
+            source = read(folder)
         except (SettingError, ImportError) as error:
             if folder is not None:
                 said = shorten(str(error), LONGEST, placeholder=" ...")

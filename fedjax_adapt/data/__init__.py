@@ -18,5 +18,4 @@ from .source import holdout as holdout
 from .source import published as published
 from .source import split_test as split_test
 from .sources import SOURCES as SOURCES
-from .sources import SourceSpec as SourceSpec
 from .sources import load as load

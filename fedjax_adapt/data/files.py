@@ -172,7 +172,7 @@ def read_cifar(path: Path, label_bytes: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def mnist(data_dir: str | Path | None = None) -> Source:
-    """MNIST (LeCun et al., 1998): 60,000 + 10,000 digits, 28 x 28 x 1.
+    """MNIST (LeCun et al., 1998): 60,000 + 10,000 digits, 28 x 28 x 1; idx files.
 
     Looks in the data folder itself, mnist/ and MNIST/raw/ (torchvision's) for
     train-images-idx3-ubyte and its three companions, plain or .gz.
@@ -182,7 +182,7 @@ def mnist(data_dir: str | Path | None = None) -> Source:
 
 
 def fashion_mnist(data_dir: str | Path | None = None) -> Source:
-    """Fashion-MNIST (Xiao et al., 2017): 60,000 + 10,000 garments, 28 x 28 x 1.
+    """Fashion-MNIST (Xiao et al., 2017): 60,000 + 10,000 garments, 28 x 28 x 1; idx files.
 
     Looks in fashion-mnist/, FashionMNIST/raw/ and the data folder itself; the files are
     called as MNIST's are.
@@ -192,10 +192,10 @@ def fashion_mnist(data_dir: str | Path | None = None) -> Source:
 
 
 def emnist_letters(data_dir: str | Path | None = None, *, classes: int = 10) -> Source:
-    """EMNIST letters (Cohen et al., 2017), 28 x 28 x 1, stored on their side.
+    """EMNIST's letters A to J, or all 26 (Cohen et al., 2017), 28 x 28 x 1; idx files.
 
-    The first 10 letters, A to J, are the 48,000 + 8,000 examples on which FedDyn, FedDC
-    and FedSSG report; mean and deviation are one number each over that training set.
+    The first 10, stored on their side, are the 48,000 + 8,000 examples on which FedDyn,
+    FedDC and FedSSG report; mean and deviation are one number each over that training set.
 
     Args:
       data_dir: the data folder; emnist-letters-train-images-idx3-ubyte and the other
@@ -203,8 +203,7 @@ def emnist_letters(data_dir: str | Path | None = None, *, classes: int = 10) -> 
         EMNIST/raw/ (torchvision's) and gzip/ (NIST's).
       classes: how many letters from A on; 26 for all 124,800 + 20,800 examples.
     """
-    check.between("classes", classes, 1, 26)
-    check.at_least("classes", classes, 1)
+    check.at_least("classes", classes, 1, most=26)
     folders = ("emnist-letters", "EMNIST/raw", "gzip", ".")
     names = ("emnist-letters-train", "emnist-letters-test")
     found, _ = _idx_pairs("emnist_letters", names, folders, data_dir, 26, lowest=1)

@@ -34,7 +34,7 @@ Convert = Callable[[list, list], Examples]
 
 
 def leaf_femnist(data_dir: str | Path | None = None) -> Source:
-    """FEMNIST: letters and digits in 62 classes, 28 x 28 x 1, by 3,550 writers.
+    """LEAF's characters of 62 classes, 28 x 28 x 1, by 3,550 writers; JSON files.
 
     Inputs are float32 in [0, 1] as LEAF writes them, 1 is paper. Labels are 0 to 9, then
     upper-case and lower-case letters.
@@ -43,7 +43,7 @@ def leaf_femnist(data_dir: str | Path | None = None) -> Source:
 
 
 def leaf_shakespeare(data_dir: str | Path | None = None) -> Source:
-    """Shakespeare: the character that follows 80 others, by 1,129 speaking roles.
+    """LEAF's Shakespeare: the character after 80, by 1,129 speaking roles; JSON files.
 
     Inputs are the places of characters in LEAF's alphabet of 80, uint8 [n, 80], and so is
     the label; mean 0 and deviation 1 leave them as they are.

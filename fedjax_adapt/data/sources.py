@@ -7,7 +7,7 @@ folder of the data, which these ignore, and options by keyword.
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -46,7 +46,7 @@ def synthetic(
     num_classes: int = 10,
     seed: int = 0,
 ) -> Source:
-    r"""Synthetic(alpha, beta): every client has its own inputs and its own labelling.
+    r"""FedProx's Synthetic(alpha, beta): each client has its own inputs and labelling.
 
         x ~ N(v_k, Sigma), Sigma_jj = j^-1.2, v_k ~ N(B_k, 1), B_k ~ N(0, beta^2)
         y = argmax softmax(W_k x + b_k),  W_k, b_k ~ N(u_k, 1), u_k ~ N(0, alpha^2)
@@ -162,49 +162,20 @@ def _check_memory(num_clients: int, numbers: int) -> None:
         )
 
 
-class SourceSpec(NamedTuple):
-    """A data set to ask for: `load(data_dir, **options)`, and one line about it."""
-
-    load: Callable[..., Source]
-    summary: str
-    from_files: bool = True
-
-
-SOURCES = {
-    "digits": SourceSpec(
-        digits, "1,797 handwritten digits, 8 x 8, from scikit-learn", False
-    ),
-    "synthetic": SourceSpec(
-        synthetic, "FedProx's Synthetic(alpha, beta), 30 clients", False
-    ),
-    "gaussian_images": SourceSpec(
-        gaussian_images, "noise around one picture per class", False
-    ),
-    "mnist": SourceSpec(files.mnist, "70,000 digits, 28 x 28; idx files"),
-    "emnist_letters": SourceSpec(
-        files.emnist_letters, "56,000 letters A to J (or all 26), 28 x 28; idx files"
-    ),
-    "fashion_mnist": SourceSpec(
-        files.fashion_mnist, "70,000 garments, 28 x 28; idx files"
-    ),
-    "cifar10": SourceSpec(
-        files.cifar10, "60,000 photographs in 10 classes, 32 x 32 x 3; binary version"
-    ),
-    "cifar100": SourceSpec(
-        files.cifar100, "60,000 photographs in 100 classes, 32 x 32 x 3; binary version"
-    ),
-    "speech_commands": SourceSpec(
-        speech_commands,
-        "Speech Commands' ten key words, 49 x 40 coefficients; prepared by TFDS",
-    ),
-    "leaf_femnist": SourceSpec(
-        leaf.leaf_femnist,
-        "LEAF's characters by writers, 62 classes, 28 x 28; JSON files; partition natural",
-    ),
-    "leaf_shakespeare": SourceSpec(
-        leaf.leaf_shakespeare,
-        "LEAF's next characters by speaking roles, of 80; JSON files; partition natural",
-    ),
+MADE_HERE: dict[str, Callable[..., Source]] = {
+    "digits": digits,
+    "synthetic": synthetic,
+    "gaussian_images": gaussian_images,
+}
+SOURCES = MADE_HERE | {
+    "mnist": files.mnist,
+    "emnist_letters": files.emnist_letters,
+    "fashion_mnist": files.fashion_mnist,
+    "cifar10": files.cifar10,
+    "cifar100": files.cifar100,
+    "speech_commands": speech_commands,
+    "leaf_femnist": leaf.leaf_femnist,
+    "leaf_shakespeare": leaf.leaf_shakespeare,
 }
 
 
@@ -229,6 +200,6 @@ def load(name: str, data_dir: str | Path | None = None, **options: Any) -> Sourc
         read, given = npz, (text, data_dir)
     else:
         check.one_of("dataset", text, [*SOURCES, "tfds:NAME", "FILE.npz"])
-        read, given = SOURCES[text].load, (data_dir,)
+        read, given = SOURCES[text], (data_dir,)
     check.options(f"dataset={text}", read, options)
     return read(*given, **options)

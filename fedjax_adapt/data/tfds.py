@@ -200,12 +200,13 @@ def _owner(where: str, key: str, value: Any) -> int | str:
 
 
 def speech_commands(data_dir: str | Path | None = None) -> Source:
-    """Ten key words of Speech Commands, as mel-frequency cepstral coefficients.
+    """Ten key words of Speech Commands, 49 x 40 coefficients; prepared by TFDS.
 
     The words of the set's own benchmark (Warden, "Speech Commands", 2018,
     https://arxiv.org/abs/1804.03209), which GIFT calls KWS; other words, background noise
     and the validation split are left out. GIFT does not say which features it takes: 40
-    coefficients make its LSTM as large as the seconds of its uploads say.
+    mel-frequency cepstral coefficients make its LSTM as large as the seconds of its uploads
+    say.
 
     Args:
       data_dir: the folder in which TFDS has prepared `speech_commands` in the ArrayRecord

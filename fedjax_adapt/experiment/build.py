@@ -33,7 +33,6 @@ from ..core import (
 )
 from ..data import (
     PROTOCOLS,
-    SOURCES,
     FederatedDataset,
     PublicSet,
     Skew,
@@ -46,6 +45,7 @@ from ..data import (
 )
 from ..data.examples import largest_pixel
 from ..data.source import default_size
+from ..data.sources import MADE_HERE
 from ..diagnostics import show_distance, show_parameters
 from ..engine.batches import batch_size
 from ..engine.contract import guarded_task
@@ -431,8 +431,7 @@ def load_source(config: Config) -> Source:
         source = reader(config.data_dir, **options)
         user_functions.check_made(f"dataset={config.dataset}", source, Source)
     else:
-        spec = SOURCES.get(config.dataset)
-        if config.data_dir is not None and spec and not spec.from_files:
+        if config.data_dir is not None and config.dataset in MADE_HERE:
             warnings.warn(
                 f"data_dir={config.data_dir} does nothing: dataset={config.dataset} reads "
                 "no files.",

@@ -56,7 +56,7 @@ def built_in(kind: str) -> Mapping[str, Callable]:
         return MODELS
     if kind == "partition":
         return PARTITIONS
-    return {name: spec.load for name, spec in SOURCES.items()}
+    return SOURCES
 
 
 # the argument that stands for a choice

@@ -15,7 +15,6 @@ import docstring_parser
 
 from .. import check
 from ..core import Algorithm
-from ..data import SOURCES
 from ..errors import SettingError
 from . import objects, user_functions
 from .objects import FROM_RUN, KINDS, OBJECT, REGISTERED, built_in, registry
@@ -78,8 +77,7 @@ def catalogue() -> dict[str, dict[str, str]]:
     return {
         "algorithms": {**algorithms, **lines(REGISTERED["algorithm"])},
         "data sets": {
-            **{name: spec.summary for name, spec in SOURCES.items()},
-            **lines(REGISTERED["dataset"]),
+            **lines(registry("dataset")),
             "tfds:NAME": summary(find("dataset", "tfds:")),
             "FILE.npz": summary(find("dataset", ".npz")),
         },

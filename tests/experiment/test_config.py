@@ -13,6 +13,7 @@ from fedjax_adapt import Algorithm, Traffic, Upload, check
 from fedjax_adapt.algorithms import ALGORITHMS
 from fedjax_adapt.algorithms.afl import afl_fixed
 from fedjax_adapt.core import traffic_for
+from fedjax_adapt.data import SOURCES
 from fedjax_adapt.experiment import config, schema
 from fedjax_adapt.experiment.build import build_algorithm, build_plan
 from fedjax_adapt.experiment.config import (
@@ -600,6 +601,7 @@ def test_argument_help_reads_entries_of_several_lines():
 def test_the_catalogue_has_a_line_for_everything():
     lines = catalogue()
     assert set(lines["algorithms"]) == set(ALGORITHMS)
+    assert {*SOURCES} < {*lines["data sets"]}
     assert all(line for group in lines.values() for line in group.values())
 
 
