@@ -44,7 +44,17 @@ def is_tracer(value: Any) -> bool:
 
 def _number(name: str, value: Any, wanted: str) -> float | None:
     """`value` as a float, or None for what cannot be looked at: a tracer."""
-    scalar(name, value)
+    try:
+        shape = np.shape(value)
+    except ValueError:  # of a tuple of several kinds, as an Algorithm is
+        raise SettingError(
+            f"{name} is {kind_of(value)}, not a number; write one number.", setting=name
+        ) from None
+    if shape:
+        raise SettingError(
+            f"{name} has shape {list(shape)}; write one number, and jax.vmap "
+            "over it for several."
+        )
     if is_tracer(value):
         return None
     if isinstance(value, (bool, str)):
@@ -89,21 +99,6 @@ def expanded(called: str, path: str | Path) -> Path:
             "known; write the path without ~."
         ) from None
     return found
-
-
-def scalar(name: str, value: Any) -> None:
-    """Raises SettingError if `value` is several numbers, or one with an axis."""
-    try:
-        shape = np.shape(value)
-    except ValueError:  # of a tuple of several kinds, as an Algorithm is
-        raise SettingError(
-            f"{name} is {kind_of(value)}, not a number; write one number.", setting=name
-        ) from None
-    if shape:
-        raise SettingError(
-            f"{name} has shape {list(shape)}; write one number, and jax.vmap "
-            "over it for several."
-        )
 
 
 def nonnegative(name: str, value: Any, any_size: bool = False) -> None:

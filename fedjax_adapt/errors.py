@@ -21,3 +21,8 @@ class RunError(RuntimeError):
 def one_line(error: BaseException) -> str:
     """The text of an error, for the middle of a sentence."""
     return " ".join(str(error).split()).rstrip(".") or type(error).__name__
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's text, for the middle of a sentence."""
+    return str(error).strip().partition("\n")[0].rstrip(".")

@@ -32,7 +32,7 @@ from jax.sharding import (
 
 from .. import check
 from ..core import Array, PyTree
-from ..errors import SettingError
+from ..errors import SettingError, first_line
 from . import processes
 from .processes import put
 
@@ -90,7 +90,7 @@ def check_environment() -> None:
     try:
         jax.devices()
     except (AssertionError, RuntimeError) as error:  # the first says nothing
-        platforms, why = jax.config.jax_platforms, str(error).partition("\n")[0]
+        platforms, why = jax.config.jax_platforms, first_line(error)
         given = "" if platforms is None else f" under JAX_PLATFORMS={platforms}"
         raise SettingError(
             f"JAX finds no device here{given}{f' ({why})' if why else ''}; write "

@@ -26,7 +26,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from ..errors import RunError, SettingError
+from ..errors import RunError, SettingError, first_line
 
 LOCK = ".lock"
 SUMS = "files.sha256"
@@ -348,11 +348,6 @@ def unreadable(path: Path, error: OSError) -> SettingError:
     """The error of a file that the system does not let us read."""
     reason = error.strerror or first_line(error)
     return SettingError(f"{path} cannot be read ({reason}); put it back as it was.")
-
-
-def first_line(error: Exception) -> str:
-    """The first line of an error's text."""
-    return str(error).partition("\n")[0].rstrip(".")
 
 
 def _of_before(folder: Path, patterns: Iterable[str], of: str | None = None) -> Listed:

@@ -26,7 +26,7 @@ import numpy as np
 from .. import check
 from ..data import Source
 from ..engine import processes
-from ..errors import SettingError
+from ..errors import SettingError, first_line
 from . import lost_process
 from .config import Config, to_settings
 from .loop import Stopped
@@ -316,10 +316,10 @@ def _join(group: ProcessGroup) -> None:
     try:
         jax.distributed.initialize(**known)
     except (RuntimeError, ValueError) as error:
-        reason = str(error).partition("\n")[0].rstrip(".")
         raise SettingError(
-            f"coordinator_address={address} leads to no other process ({reason}); write "
-            "HOST:PORT of process 0, and num_processes and process_id."
+            f"coordinator_address={address} leads to no other process "
+            f"({first_line(error)}); write HOST:PORT of process 0, and num_processes and "
+            "process_id."
         ) from None
     finally:
         alarm.cancel()

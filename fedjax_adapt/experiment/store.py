@@ -26,7 +26,7 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import SettingError
+from ..errors import SettingError, first_line
 from . import files
 from .files import LOCK
 
@@ -121,7 +121,7 @@ def read_table(folder: Path, name: str) -> "pyarrow.Table":
         return pa.concat_tables(tables, promote_options="default")
     except pa.ArrowException as error:
         raise SettingError(
-            f"{folder / name} is broken ({files.first_line(error)})."
+            f"{folder / name} is broken ({first_line(error)})."
         ) from None
 
 
@@ -146,7 +146,7 @@ def read_parquet(path: Path) -> "pyarrow.Table":
         with pa.OSFile(os.fspath(path)) as file:
             return pq.read_table(file)
     except pa.ArrowException as error:
-        raise SettingError(f"{path} is broken ({files.first_line(error)}).") from None
+        raise SettingError(f"{path} is broken ({first_line(error)}).") from None
     except OSError as error:
         raise files.unreadable(path, error) from None
 
@@ -174,7 +174,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
     except OSError as error:
         raise files.unreadable(path, error) from None
     except ValueError as error:
-        raise SettingError(f"{path} is broken ({files.first_line(error)}).") from None
+        raise SettingError(f"{path} is broken ({first_line(error)}).") from None
 
 
 def write_origins(folder: Path, origins: Mapping[str, str]) -> None:

@@ -25,7 +25,7 @@ import jax
 import numpy as np
 
 from .. import check
-from ..errors import SettingError
+from ..errors import SettingError, first_line
 from . import objects
 from .objects import FROM_RUN, KINDS, OBJECT, REGISTERED, built_in
 from .toml import convert, plain
@@ -177,9 +177,8 @@ def called(what: str, function: Callable) -> Callable:
             of_file = [f for f in frames if f.filename == function.__code__.co_filename]
             last = (of_file or frames)[-1]
             place = f" at {Path(last.filename).name}:{last.lineno}"
-            says = str(error).strip().partition("\n")[0].rstrip(".")
             raise SettingError(
-                f"{what} raised {type(error).__name__}{place}: {says}."
+                f"{what} raised {type(error).__name__}{place}: {first_line(error)}."
             ) from error
 
     return call

@@ -15,7 +15,7 @@ from flax.errors import FlaxError
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from ..core import Key, Params
-from ..errors import SettingError
+from ..errors import SettingError, first_line
 from .modules import (
     KEYS,
     NO_STATE,
@@ -61,7 +61,7 @@ def read_model(
         for error in (first, second):
             if isinstance(error, SettingError):  # about the model, not its inputs
                 raise error from None
-        said = [str(error).partition("\n")[0] for error in (first, second)]
+        said = [first_line(error) for error in (first, second)]
         said = " nor int32: ".join(dict.fromkeys(said))  # the same is said once
         raise SettingError(
             f"the model takes no inputs of shape {list(input_shape)} (float32: {said}); "
