@@ -7,7 +7,7 @@ the day it is added. tyro prints their help.
 import contextlib
 import re
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, make_dataclass
 from typing import Annotated, Any
 
@@ -120,8 +120,7 @@ def read_command(
         )
     if kind is not None and not {"-h", "--help"} & {*arguments}:
         check_paths(paths, command, kind)
-    program = f"fedjax-adapt {command}"
-    return paths, read_flags(given, groups, {}, program, description)
+    return paths, read_flags(given, command, groups, {}, description)
 
 
 def check_paths(paths: Sequence[str], command: str, kind: str) -> None:
@@ -137,9 +136,9 @@ def check_paths(paths: Sequence[str], command: str, kind: str) -> None:
 
 def read_flags(
     arguments: Sequence[str],
+    command: str,
     groups: Mapping[str, Mapping[str, Option]],
     settings: Mapping[str, Any],
-    program: str,
     description: str,
     choices: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
@@ -149,15 +148,14 @@ def read_flags(
       SettingError: one sentence on the first mistake.
       SystemExit: --help was asked for and has been printed.
     """
-    command = program.rpartition(" ")[2]
     if {"-h", "--help"} & {*arguments}:
-        _print_help(groups, settings, program, description)
+        _print_help(command, groups, settings, description)
         print(examples_of(command), end="")
         raise SystemExit(0)
     options = {name: o for group in groups.values() for name, o in group.items()}
     shown, means, written = shortest(options), spellings(options), {}
     flags = list(map(_flag_of, shown.values()))
-    _check_words(arguments, flags, command)
+    _check_words(arguments, shown.values(), command)
     values = {n: settings.get(n, option.default) for n, option in options.items()}
     for name, words in words_of(arguments).items():
         flag = _flag_of(name)
@@ -198,9 +196,9 @@ def _has_twin(name: str, option: Option) -> bool:
 
 
 def _print_help(
+    command: str,
     groups: Mapping[str, Mapping[str, Option]],
     settings: Mapping[str, Any],
-    program: str,
     description: str,
 ) -> None:
     """Prints the flags by tyro: of a dataclass of dataclasses, one group of flags each.
@@ -219,7 +217,7 @@ def _print_help(
     with contextlib.suppress(SystemExit):
         tyro.cli(
             make_dataclass("Flags", members, namespace={"__doc__": ""}),
-            prog=program,
+            prog=f"fedjax-adapt {command}",
             description=description,
             args=["--help"],
             config=(tyro.conf.OmitArgPrefixes,),
@@ -273,13 +271,12 @@ def words_of(arguments: Sequence[str]) -> dict[str, list[str]]:
     return words
 
 
-def _check_words(arguments: Sequence[str], flags: Sequence[str], command: str) -> None:
+def _check_words(arguments: Sequence[str], names: Iterable[str], command: str) -> None:
     """Raises SettingError at a word that should be a flag, and is not written as one."""
     short = [word for word in arguments if re.match(r"-(?!inf$|nan$)[^-\d.]", word)]
     for word in [*arguments[:1], *short]:
         if word.startswith("--"):
             continue
-        names = [flag[2:].replace("-", "_") for flag in flags]
         meant = check.closest(word.lstrip("-").replace("-", "_"), names)
         if meant is not None:
             said = f"did you mean {_flag_of(meant)}?"

@@ -28,7 +28,6 @@ from .flags import (
     words_of,
 )
 
-PROGRAM = "fedjax-adapt partition"
 DESCRIPTION = """\
 Prints and draws who would hold what in a run with these flags; trains nothing.
 
@@ -70,7 +69,7 @@ def parse(arguments: Sequence[str]) -> PartitionRequest:
     groups = {title: flags for title, flags in groups.items() if flags}
     known = {name for flags in groups.values() for name in flags}
     settings = {name: value for name, value in settings.items() if name in known}
-    values = read_flags(arguments, groups, settings, PROGRAM, DESCRIPTION, choices)
+    values = read_flags(arguments, "partition", groups, settings, DESCRIPTION, choices)
     output, overwrite = values.pop("output"), values.pop("overwrite")
     del values["config"]
     config = from_settings(values)

@@ -46,7 +46,6 @@ from .flags import (
 from .output import print_json, steady_output, unfinished_as_json
 from .preview import print_preview
 
-PROGRAM = "fedjax-adapt run"
 DESCRIPTION = """\
 Trains a federation and leaves a run folder behind.
 
@@ -84,7 +83,7 @@ def parse(arguments: Sequence[str]) -> RunRequest:
     settings = _settings_file(words)
     choices, note = chosen(words, settings)
     groups = _groups(choices)
-    values = read_flags(arguments, groups, settings, PROGRAM, DESCRIPTION, choices)
+    values = read_flags(arguments, "run", groups, settings, DESCRIPTION, choices)
     asked = {name: values.pop(name) for name in ABOUT_THE_RUN}
     del asked["config"]
     others = process_group_of({name: values.pop(name) for name in OPTIONS})
