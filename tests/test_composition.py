@@ -1,7 +1,6 @@
 """Every step policy on every base: where all take k steps, it is the base."""
 
 import inspect
-import sys
 
 import jax
 import numpy as np
@@ -96,43 +95,6 @@ def test_gsnr_on_clients_alike_is_the_base(base, task):
     np.testing.assert_allclose(info.policy["optimal_steps"], 1, rtol=1e-4)
     assert same(info.num_steps, expected_info.num_steps)
     assert same(state._replace(policy=()), expected)
-
-
-# method, what it hands its arguments on to, and what it adds to them itself
-RECIPES = [
-    ("afl", "afl_online", {"trial_steps": None}),
-    ("afl", "afl_fixed", {"beta": 1.0, "delta": 2.0, "rho": 3.0}),
-]
-
-
-class Handed(Exception):
-    """What a part of a recipe was called with."""
-
-
-@pytest.mark.parametrize("method, part, given", RECIPES)
-def test_every_argument_is_handed_on_under_its_own_name(
-    method, part, given, monkeypatch
-):
-    import fedjax_adapt.algorithms as algorithms
-
-    function = getattr(algorithms, method)
-    module = sys.modules[function.__module__]
-    own = getattr(module, part)
-    taken = inspect.signature(own).parameters
-
-    def record(*arguments, **named):
-        raise Handed(inspect.signature(own).bind(*arguments, **named).arguments)
-
-    monkeypatch.setattr(module, part, record)
-    shared = [name for name in inspect.signature(function).parameters if name in taken]
-    assert len(shared) >= 4
-    values = {name: f"of {name}" for name in shared} | given
-    with pytest.raises(Handed) as handed:
-        function(**values)
-    found = handed.value.args[0]
-    assert {name: found[name] for name in shared} == {
-        name: values[name] for name in shared
-    }
 
 
 # method, the constructor of its part, and the arguments that are not the part's

@@ -1,4 +1,4 @@
-"""Every algorithm, one file (or folder) per paper; each function here is one. A new one
+"""Every algorithm, one file per paper; each function here is one. A new one
 takes a line, from which contract tests, command line and `fedjax-adapt list` follow."""
 
 from types import FunctionType

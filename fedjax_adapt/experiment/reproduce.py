@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from .. import check
-from ..algorithms.afl.estimates import CONSTANTS, means_of_trial
+from ..algorithms.afl import CONSTANTS, means_of_trial
 from ..errors import SettingError
 from . import records, store
 from .config import Config, first_difference, from_settings, identity, read_config

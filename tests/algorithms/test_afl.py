@@ -1,3 +1,5 @@
+import sys
+from inspect import signature
 from typing import Any, NamedTuple
 
 import jax
@@ -36,8 +38,7 @@ from fedjax_adapt import (
     with_steps,
 )
 from fedjax_adapt.algorithms import afl, scaffold
-from fedjax_adapt.algorithms.afl.bound import bounds, drifts
-from fedjax_adapt.algorithms.afl.estimates import Remembered, estimate
+from fedjax_adapt.algorithms.afl import Remembered, bounds, drifts, estimate
 from fedjax_adapt.experiment import checkpoint
 
 C, B = 0.5, 2.0  # seconds of a step and of an aggregation
@@ -446,26 +447,32 @@ def test_clients_that_forget_their_model_are_refused(task, data):
     "options, says",
     [
         (dict(), "for a budget but budget is missing; write the seconds"),
-        (dict(budget=-1), "budget=-1 must be a finite number above 0"),
+        (dict(budget=-1), r"budget=-1 must lie in \[1e-09, 1000000000000000.0\]"),
         (
             dict(budget=0.1, step_seconds=0.1, aggregation_seconds=0.1),
             "budget=0.1 is over before the first round ends, which takes 0",
         ),
-        (dict(budget=9, phi=0), "phi=0 must be a finite number above 0"),
+        (dict(budget=9, phi=0), r"phi=0 must lie in \[1e-09, 1000000000000000.0\]"),
         (dict(budget=9, hold=1), r"hold=1 must lie in \[0, 1\)"),
         (
             dict(budget=9, step_seconds=0),
-            "step_seconds=0 must be a finite number above",
+            r"step_seconds=0 must lie in \[1e-09, 1000000000000000.0\]",
         ),
         (
             dict(budget=9, aggregation_seconds=-1),
             "aggregation_seconds=-1 must be a fin",
         ),
         (dict(budget=9, max_steps=0), "max_steps=0 must be an integer >= 1"),
-        (dict(budget=9, max_steps=10**8), r"max_steps=100000000 must lie in \[1, 1000"),
+        (
+            dict(budget=9, max_steps=10**8),
+            "max_steps=100000000 must be at most 1000000",
+        ),
         (dict(budget=1e39), r"budget=1e\+39 must lie in \[1e-09, 1000000000000000.0\]"),
         (dict(budget=9, phi=1e-300), "phi=1e-300 must lie in"),
-        (dict(trial_steps=200), r"trial_steps=200 must lie in \[1, 100\]"),
+        (
+            dict(trial_steps=200),
+            "trial_steps=200 must be at most 100, or None for a run",
+        ),
         (
             dict(trial_steps=0),
             "trial_steps=0 must be an integer >= 1, or None for a run",
@@ -479,7 +486,7 @@ def test_every_wrong_option_is_one_sentence(options, says):
         with pytest.raises(ValueError, match=says):
             afl_fixed(1.0, 1.0, 1.0, **options)
     with pytest.raises(
-        ValueError, match="delta=-1 must be a finite number of at least"
+        ValueError, match=r"delta=-1 must lie in \[0, 1000000000000000.0\]"
     ):
         afl_fixed(1.0, -1, 1.0, 15.0)
 
@@ -494,6 +501,15 @@ def test_constants_come_together_and_are_not_measured_again(options):
         afl(budget=9.0, **options)
     fixed = afl(budget=9.0, beta=1.0, delta=1.0, rho=1.0, base=scaffold())
     assert fixed.policy.measure is None and fixed.local.init is scaffold().local.init
+
+
+def test_the_method_hands_its_arguments_on_to_the_fixed_policy(monkeypatch):
+    given = {name: i + 1.0 for i, name in enumerate(signature(afl_fixed).parameters)}
+    handed = {}
+    fixed = lambda **named: handed.update(named) or constant_steps(1)
+    monkeypatch.setattr(sys.modules[afl.__module__], "afl_fixed", fixed)
+    afl(**given)
+    assert handed == given
 
 
 def view_of_a_square(params, last, train_factor=1):
