@@ -36,6 +36,7 @@ from .core import (
     Upload,
     is_private,
     norm_of,
+    num_parameters,
     shapes_of,
     traffic_for,
     tree_bytes,
@@ -98,11 +99,12 @@ def top_k(fraction: float) -> Compressor:
         return restore(jnp.zeros_like(flat).at[rows].set(flat[rows]))
 
     def variance(params):
-        return 1 - num_sent(_size(params)) / _size(params)
+        return 1 - num_sent(num_parameters(params)) / num_parameters(params)
 
     def num_bytes(params):
         leaves = jax.tree.leaves(params)
-        k, width = num_sent(_size(params)), max(leaf.dtype.itemsize for leaf in leaves)
+        k = num_sent(num_parameters(params))
+        width = max(leaf.dtype.itemsize for leaf in leaves)
         return min(k * (width + ADDRESS), tree_bytes(params))
 
     return Compressor(compress, num_bytes, variance)
@@ -290,7 +292,3 @@ def _check_static(call: str, value: object) -> None:
         raise SettingError(
             f"{call} is traced but makes shapes and bytes; write a plain number."
         )
-
-
-def _size(params: Params) -> int:
-    return sum(leaf.size for leaf in jax.tree.leaves(params))  # of shapes, too

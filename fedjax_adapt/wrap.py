@@ -19,7 +19,6 @@ from .core import (
     LocalRule,
     LocalRun,
     LocalView,
-    Measure,
     Params,
     Probe,
     PyTree,
@@ -28,6 +27,7 @@ from .core import (
     StepPolicy,
     Upload,
     as_refinement,
+    learns,
     measure_of,
     of_widened,
     updated,
@@ -204,6 +204,8 @@ def seeing(
 
 def _policy(policy: StepPolicy, shown: Callable, server, upload) -> StepPolicy:
     """The same policy, shown inner states; itself where it looks at none."""
+    if policy.probe is None and not learns(policy):
+        return policy
     policy_update, measure = policy.update, measure_of(policy)
 
     def update(state, cohort, runs, outcome):
@@ -213,15 +215,12 @@ def _policy(policy: StepPolicy, shown: Callable, server, upload) -> StepPolicy:
         )
         return policy_update(state, cohort, runs, outcome)
 
-    shows = {
-        "measure": measure._replace(client=shown(measure.client)),
-        "probe": policy.probe and Probe(*map(shown, policy.probe)),
-        "send": shown(policy.send),
-        "update": policy_update and shown(update),
-    }
-    looks = lambda part: part is not None and part != Measure()
-    shows = {name: part for name, part in shows.items() if looks(part)}
-    return policy._replace(**shows) if shows else policy
+    return policy._replace(
+        measure=measure._replace(client=shown(measure.client)),
+        probe=policy.probe and Probe(*map(shown, policy.probe)),
+        send=shown(policy.send),
+        update=policy_update and shown(update),
+    )
 
 
 def _refinement(refine: Refinement, inner: Callable) -> Refinement:

@@ -53,6 +53,7 @@ from ..core import (
     as_base,
     by_examples,
     constant_steps,
+    equal,
     norm_of,
     part_of,
     updated,
@@ -224,11 +225,6 @@ def no_model(params: Params) -> Params:
     return jax.tree.map(
         lambda leaf: jnp.full_like(leaf, jnp.finfo(leaf.dtype).max), params
     )
-
-
-def equal(one: Params, other: Params) -> Array:
-    """Whether all numbers are equal. A scalar."""
-    return jnp.stack(jax.tree.leaves(jax.tree.map(jnp.array_equal, one, other))).all()
 
 
 def divergences(gradients: Params, mean) -> Array:

@@ -46,6 +46,7 @@ from ..core import (
     Traffic,
     Upload,
     by_examples,
+    equal,
     mean,
     norm_of,
     part_of,
@@ -260,7 +261,7 @@ def _policy(
         usable = (cohort.num_active > 0) & jnp.isfinite(norm_of(gradient))
         lipschitz = _lipschitz(state, outcome.anchor, gradient)
         tau_bar = (by_examples(cohort) * cohort.num_steps).sum()
-        moved = _differ(outcome.params, outcome.anchor)
+        moved = ~equal(outcome.params, outcome.anchor)
         return VecaState(
             tau=put(state.tau, tau),
             params=optax.tree.where(usable, outcome.anchor, state.params),
@@ -324,8 +325,3 @@ def _lipschitz(state: VecaState, params: Params, gradient: Params) -> Array:
     return jnp.where(
         jnp.isfinite(ratio), jnp.maximum(state.lipschitz, ratio), state.lipschitz
     )
-
-
-def _differ(a, b):
-    differs = jax.tree.map(lambda u, v: (u != v).any(), a, b)
-    return jnp.stack(jax.tree.leaves(differs)).any().astype(jnp.int32)

@@ -94,6 +94,7 @@ from .task import ServerExtra as ServerExtra
 from .task import Task as Task
 from .task import all_finite as all_finite
 from .task import by_row as by_row
+from .task import equal as equal
 from .task import rows_are_like as rows_are_like
 from .task import shapes_of as shapes_of
 from .task import tree_bytes as tree_bytes

@@ -153,3 +153,9 @@ def all_finite(tree: PyTree) -> Array:
     """Whether all numbers of a tree are finite, a scalar; true of a tree without any."""
     each = [jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(tree)]
     return jnp.stack(each).all() if each else jnp.array(True)
+
+
+def equal(one: PyTree, other: PyTree) -> Array:
+    """Whether all numbers of two trees are equal, a scalar; NaN equals nothing."""
+    each = jax.tree.leaves(jax.tree.map(jnp.array_equal, one, other))
+    return jnp.stack(each).all()
