@@ -187,9 +187,9 @@ def compare(arguments: list[str]) -> int:
     return 0
 
 
-def print_comparison(found: Sequence[Sheet]) -> None:
+def print_comparison(found: Sequence[Sheet], console: Console | None = None) -> None:
     """Prints ranked runs, as `comparison_tables` has them."""
-    console = Console()
+    console = console or Console()
     for table in comparison_tables(found):
         # where the terminal is too narrow it breaks lines, so that no column is cut off
         least = Measurement.get(console, console.options, table).minimum

@@ -11,7 +11,7 @@ from ..experiment.controls import check_has_controls, sweep_with_controls
 from ..experiment.files import WHOLE
 from ..experiment.options import Option
 from ..experiment.preview import preview_sweep
-from ..experiment.records import Swept, read_swept
+from ..experiment.records import Swept, read_swept, trials_in
 from ..experiment.store import RESULTS, SWEEP
 from ..experiment.sweeps.grid import read_sweep
 from ..experiment.sweeps.results import check_holds_no_shards, is_finished, sweep_folder
@@ -23,8 +23,9 @@ from ..experiment.sweeps.shards import (
     shard_of,
 )
 from ..experiment.sweeps.sweep import sweep as run_sweep
-from ..report.sweep import natural_width, sweep_tables
+from ..report.compare import sheets
 from . import EXAMPLES, process
+from .finished import print_comparison
 from .flags import (
     OUTPUT,
     Request,
@@ -57,6 +58,7 @@ examples:
 """
 FIRST = "the sweep begins with its first trial"  # where nothing is resumed
 ASKS = 1000  # trials; of more a user is asked
+ENDLESS = 10_000  # characters of a line
 COUNT = int | Literal["auto"]
 FLAGS = {
     "folder": optional(
@@ -188,13 +190,13 @@ def _merge(folders: Sequence[str]) -> int:
 
 def _show(folder: Path, request: Request) -> int:
     """Prints the tables of a finished sweep; returns the exit code."""
-    console, found = request.console(), read_swept(folder)
-    for table in sweep_tables(folder, console.width if console.is_terminal else None):
+    console = request.console()
+    if not request.quiet and any(trials_in(folder).values()):  # else all diverged
         # what is no terminal has no end of a line
-        long = None if console.is_terminal else natural_width(table)
-        request.console(long).print(table)
+        place = console if console.is_terminal else request.console(ENDLESS)
+        print_comparison(sheets([folder], settings_in_columns=True), place)
     process.say(console, f"results  {folder / RESULTS}")
-    return _end(found, request)
+    return _end(read_swept(folder), request)
 
 
 def _nothing_left(folder: Path, what: str, request: Request) -> int:

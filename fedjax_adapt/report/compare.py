@@ -156,6 +156,7 @@ def sheets(
     base: str | None = None,
     targets: Sequence[float] = (),
     best: bool = False,
+    settings_in_columns: bool = False,
 ) -> list[Sheet]:
     """A table for each of the `groups`, with what each run was given; raises like them.
 
@@ -167,6 +168,8 @@ def sheets(
       targets: accuracies to say the rounds to.
       best: of each method with several settings only those with the best mean validation
         accuracy, see groups.py; by test accuracy nothing is chosen.
+      settings_in_columns: in place of costs, and of a line below the table for each of its
+        lines. A setting that differs within a line, as a seed does, has none.
     """
     for target in targets:
         if not 0 < target < 1:
@@ -183,7 +186,7 @@ def sheets(
     given = groups(folders)
     found = best_groups(given) if best else given
     made = [
-        _sheet(group, of, base, tuple(dict.fromkeys(targets)))
+        _sheet(group, of, base, tuple(dict.fromkeys(targets)), settings_in_columns)
         for group, of in zip(found, bases_of(found, base, given), strict=True)
     ]
     made[-1].notes.extend(notes)
@@ -191,7 +194,11 @@ def sheets(
 
 
 def _sheet(
-    group: Group, bases: Bases, called: str | None, targets: Sequence[float]
+    group: Group,
+    bases: Bases,
+    called: str | None,
+    targets: Sequence[float],
+    settings_in_columns: bool,
 ) -> Sheet:
     has_base = any(place is not None for place in bases)
     differs = has_base and (len(group.lines) > 1 or called is not None)
@@ -208,6 +215,7 @@ def _sheet(
         for line in group.lines
     ]
     methods, values = shortened(named), _shortened_values(settings)
+    columns = _columns(settings) if settings_in_columns else {}
     called_by = lambda row: str(row + 1) if group.ranked else ascii_lowercase[row % 26]
     names = [called_by(row) for row in range(len(group.lines))]
     own_models = [
@@ -215,9 +223,14 @@ def _sheet(
     ]
     for row, (line, place) in enumerate(zip(group.lines, bases, strict=True)):
         shares, costs = {n: over_seeds(line, n) for n in SHARES}, _costs(line)
+        of_row = settings[row]
+        said = {
+            n: [values[n][shown_setting(v)] for v in of] for n, of in of_row.items()
+        }
         cells = {
             "rank" if group.ranked else "": names[row],
             "method": methods[named[row]],
+            **{column: said.get(n, "-")[0] for n, column in columns.items()},
             accuracy: share_text(shares["accuracy"]),
             "n": str(len(line)),
         }
@@ -246,17 +259,17 @@ def _sheet(
             each = sample(map(_of_clients, line.values()))
             cells[BY_CLIENT] = share_text(each)
             known |= {"by_client": each.mean, "by_client.std": each.std}
-        cells["rounds"] = "-" if costs["rounds"] is None else short(costs["rounds"])
-        cells |= {name: _number(costs[name]) for name in ("MiB", *SOME)}
-        of_row = settings[row]
+        if not settings_in_columns:
+            rounds = costs["rounds"]
+            cells["rounds"] = "-" if rounds is None else short(rounds)
+            cells |= {name: _number(costs[name]) for name in ("MiB", *SOME)}
+            notes.append(f"{names[row]}: {_whose(line, said)}")
         single = {n: v if len(v) > 1 else v[0] for n, v in of_row.items()}
         known |= {**costs, "also_given": _given(line), "settings": single}
-        texts = {
-            n: [values[n][shown_setting(v)] for v in of] for n, of in of_row.items()
-        }
-        notes.append(f"{names[row]}: {_whose(line, texts)}")
         rows.append(cells)
         numbers.append(known)
+    if settings_in_columns:
+        notes += _all_given(group.lines, names)
     notes += [f"{place + 1}: {why}" for place, why in group.why.items()]
     if any(len(line) > 1 for line in group.lines):
         notes.append("mean over n seeds, ± their standard deviation")
@@ -269,7 +282,7 @@ def _sheet(
         notes.append(
             f"no difference: {', '.join(several)} {'have' if len(several) > 1 else 'has'} "
             "several lines, and the best by test accuracy is not a base; name "
-            "one with --base"
+            "one with compare --base"
         )
     if own_models:
         which = sorted({client_examples_of(summary) for _, summary in group.runs})
@@ -281,6 +294,9 @@ def _sheet(
             "the server's model, which those clients do not use"
         )
     notes += lacking(group.runs)
+    if stopped := [of["folder"] for _, of in group.runs if of.get("stopped_round")]:
+        which = together(sorted(stopped))
+        notes.append(f"stopped before the last round by a callback: {which}")
     if targets:
         notes += _on_seconds(group, names)
     some = {*SOME, *(_column(name, target) for name in TAKEN for target in targets)}
@@ -336,6 +352,24 @@ def _of_line(settings: Sequence[dict[str, Any]]) -> dict[str, list[Any]]:
             if shown_setting(value) not in map(shown_setting, values):
                 values.append(value)
     return found
+
+
+def _columns(settings: Sequence[dict[str, list]]) -> dict[str, str]:
+    """The columns of the settings that no line has several values of, by full names."""
+    found = dict.fromkeys(name for of_line in settings for name in of_line)
+    found = [n for n in found if all(len(of.get(n, "-")) == 1 for of in settings)]
+    short = [name.rpartition(".")[2] for name in found]
+    pairs = zip(found, short, strict=True)
+    return {full: full if short.count(name) > 1 else name for full, name in pairs}
+
+
+def _all_given(lines: Sequence[Line], names: Sequence[str]) -> list[str]:
+    """What the methods of a table were given, each with its lines, in words."""
+    holders: dict[str, list[str]] = {}
+    for name, line in zip(names, lines, strict=True):
+        holders.setdefault(_given(line), []).append(name)
+    holders.pop(NOTHING, None)
+    return [f"{', '.join(of)}: also given: {given}" for given, of in holders.items()]
 
 
 def _given(line: Line) -> str:

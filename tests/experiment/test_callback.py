@@ -13,7 +13,7 @@ from tiny_runs import MADE
 from fedjax_adapt.experiment import checkpoint as checkpoints
 from fedjax_adapt.experiment import read_run, run, sweep
 from fedjax_adapt.experiment.store import read_table
-from fedjax_adapt.report.sweep import sweep_tables
+from fedjax_adapt.report.compare import sheets
 from fedjax_adapt.report.tables import summary_table
 
 pytestmark = pytest.mark.usefixtures("shared_programs")
@@ -229,8 +229,9 @@ def test_a_sweep_is_pruned_trial_by_trial(tmp_path, whole_sweep):
         stopped = 3 if ours["trial"] < 2 and ours["round"] == 3 else 0
         assert ours == theirs | {"stopped_round": stopped}
     assert results[0]["client_accuracy_mean"] is not None  # nobody went on
-    said = sweep_tables(found.folder)[0].caption
-    assert "stopped before the last round by a callback: trial 0, 1" in said
+    said = sheets([found.folder], settings_in_columns=True)[0].notes
+    stopped = f"{found.folder / 'trials'}/{{0000,0001}}"
+    assert f"stopped before the last round by a callback: {stopped}" in said
 
 
 @pytest.mark.slow

@@ -125,6 +125,42 @@ def test_an_accuracy_that_is_not_a_number_ranks_below_all_others(finished):
     assert "NaN" not in as_text([sheet], "json")
 
 
+def test_settings_have_columns_in_place_of_costs(finished):
+    """As a sweep prints it; what is not alike within a line has none."""
+    iid = {"partition": "iid"}
+    folders = [
+        finished(
+            "fedavg", x, folder=f"{lr}-{i}", lr=lr, seed=i, partition_seed=i, **iid
+        )
+        for lr, shares in ((0.012346, (0.5, 0.7)), (0.2, (0.8, 0.6)))
+        for i, x in enumerate(shares)
+    ]
+    given = ["labelled public examples (9)"]
+    for alpha in (0.9, 0.3):
+        skewed = {"partition": "dirichlet", "partition.concentration": alpha}
+        name = f"fnr-{alpha}"
+        folders.append(
+            finished("fnr", alpha, folder=name, lr=0.2, given=given, **skewed)
+        )
+    (sheet,) = sheets(folders, settings_in_columns=True)
+    assert sheet.head == [
+        *("rank", "method", "lr", "partition", "concentration"),
+        *("test accuracy", "n", "best"),
+    ]
+    assert [cells[:7] for cells in sheet.cells] == [
+        ["1", "fnr", "0.2", "dirichlet", "0.9", "90.00 %", "1"],
+        ["2", "fedavg", "0.2", "iid", "-", "70.00 % ± 14.14", "2"],
+        ["3", "fedavg", "0.01235", "iid", "-", "60.00 % ± 14.14", "2"],
+        ["4", "fnr", "0.2", "dirichlet", "0.3", "30.00 %", "1"],
+    ]
+    assert sheet.notes[:2] == [
+        "1, 4: also given: labelled public examples (9)",
+        "mean over n seeds, ± their standard deviation",
+    ]
+    assert not any("seed 0" in note for note in sheet.notes)
+    assert sheet.numbers == sheets(folders)[0].numbers
+
+
 def test_trials_without_figures_are_one_sentence():
     said = lambda *lost: compare._without_figures(Path("s"), lost)
     assert said(3) == "s: trial 3 diverged and has no figures"
@@ -672,7 +708,7 @@ def test_nothing_is_chosen_by_test(finished, capsys):
     assert "to base" not in sheet.head and "base" not in sheet.numbers[0]
     assert sheet.notes[-1] == (
         "no difference: fedprox has several lines, and the best by test accuracy is not a "
-        "base; name one with --base"
+        "base; name one with compare --base"
     )
     assert "to base" in sheets(folders, base="fedavg")[0].head
     assert "to base" in sheets([folders[0], folders[2]])[0].head

@@ -57,7 +57,6 @@ from fedjax_adapt.report.clients import contributions, draw_contributions
 from fedjax_adapt.report.compare import groups, sheets
 from fedjax_adapt.report.page import report_page
 from fedjax_adapt.report.plots import comparison_curves, learning_curve
-from fedjax_adapt.report.sweep import natural_width, parts, sweep_tables
 from fedjax_adapt.report.tables import comparison_tables
 
 pytestmark = pytest.mark.usefixtures("shared_programs")
@@ -880,7 +879,7 @@ def test_a_trial_that_diverges_stops_no_other_and_is_exit_code_1(
     assert rows[2]["accuracy"] is None and rows[0]["rounds"] == 4
     table = metrics(found, "000-fedavg")
     assert table["trial"] == [0, 1, 2, 3, 0, 1, 0, 1, 0, 1]
-    assert "diverged, and left out: trial 2, 3" in " ".join(out.split())
+    assert "mine: trials 2, 3 diverged and have no figures" in " ".join(out.split())
     assert out.count("±") > 1 and "results  mine/results.parquet" in out
 
     said = "mine holds this sweep, finished; nothing is left to run.\n"
@@ -891,6 +890,12 @@ def test_a_trial_that_diverges_stops_no_other_and_is_exit_code_1(
     shown = json.loads(out)
     assert (shown["status"], shown["folder"]) == ("finished", "mine")
     assert (shown["diverged"], shown["results"]) == ([2, 3], rows)
+
+    asked = read_sweep({"run": {**RUN, **diverging}, "grid": {"lr": [1e37, 1e38]}})
+    Path("all.toml").write_text(to_toml(asked))
+    code, out, err = fedjax_adapt(capsys, "sweep all.toml --folder all")
+    assert code == 1 and err.startswith("fedjax-adapt: 2 of 2 trials diverged (trial 0")
+    assert "results  all/results.parquet" in out and "┃" not in out
 
 
 @pytest.mark.parametrize(
@@ -983,104 +988,6 @@ def test_figures_of_a_run_that_trained_on_its_test_set_are_called_so():
     }
 
 
-def written(folder, rows, grid):
-    """The folder of a sweep with these results."""
-    folder.mkdir()
-    common = {"method": "m", "group": "g", "dataset": "d", "test_examples": 9}
-    common |= {"accuracy_name": "test accuracy"}
-    rows = [
-        {"trial": i, **{n: row[n] for n in grid}, **common, "diverged_round": None}
-        | row
-        for i, row in enumerate(rows)
-    ]
-    pq.write_table(table_of(rows), folder / "results.parquet")
-    lines = [f"{name} = {json.dumps(values)}" for name, values in grid.items()]
-    (folder / "sweep.toml").write_text("\n".join(["[grid]", *lines]))
-    relist(folder)
-    return folder
-
-
-def figures(accuracy, prefix=""):
-    rest = {"last_mean": accuracy, "best_accuracy": accuracy}
-    if not prefix:
-        return {"accuracy": accuracy} | rest
-    return {prefix: accuracy} | {f"{prefix}.{n}": v for n, v in rest.items()}
-
-
-def test_seeds_are_one_line_with_their_spread_and_the_best_comes_first(tmp_path):
-    rows = [
-        {"lr": 0.1, "seed": 0, **figures(0.5)},
-        {"lr": 0.1, "seed": 1, **figures(0.7)},
-        {"lr": 0.2, "seed": 0, **figures(0.9)},
-        {"lr": 0.2, "seed": 1, "diverged_round": 3},
-        {"lr": 0.3, "seed": 0, "diverged_round": 1},
-    ]
-    folder = written(tmp_path / "s", rows, {"lr": [0.1, 0.2, 0.3], "seed": [0, 1]})
-    (part,) = parts(folder)
-    assert [line.point["lr"] for line in part.lines] == [0.2, 0.1, 0.3]
-    assert [len(line.figures) for line in part.lines] == [1, 2, 0]
-    assert [line.diverged for line in part.lines] == [[3], [], [4]]
-    assert part.lines[1].over("accuracy").mean == pytest.approx(0.6)
-    assert part.lines[1].over("accuracy").std == pytest.approx(np.sqrt(0.02))
-    assert part.lines[0].over("accuracy").std is None
-    (table,) = sweep_tables(folder)
-    cells = {str(column.header): list(column.cells) for column in table.columns}
-    assert cells["test accuracy"] == ["90.00 %", "60.00 % ± 14.14", "diverged"]
-    assert cells["n"] == ["1", "2", "0"] and cells["rank"] == ["1", "2", "3"]
-
-
-def test_a_table_names_the_algorithm_where_no_column_does(tmp_path):
-    rows = [{"lr": 0.1, **figures(0.5)}, {"lr": 0.2, **figures(0.7)}]
-    title = lambda name, rows, grid: (
-        parts(written(tmp_path / name, rows, grid))[0].title
-    )
-    said = ", test accuracy on 9 examples"
-    assert title("one", rows, {"lr": [0.1, 0.2]}) == f"m on d{said}"
-    ways = [row | {"method": f"m(mu={i})"} for i, row in enumerate(rows)]
-    assert title("mu", ways, {"lr": [0.1, 0.2]}) == f"m on d{said}"
-    named = [row | {"algorithm": "m"} for row in rows]
-    assert title("column", named, {"algorithm": ["m"], "lr": [0.1]}) == f"d{said}"
-
-
-def test_what_methods_were_given_is_said_beside_their_ranks(tmp_path):
-    given = "labelled public examples (143, held out of the training set)"
-    on_public = lambda method, share: (
-        {"algorithm": method, "method": f"{method}(fraction=0.2)", "also_given": given}
-        | figures(share)
-    )
-    plain = {"algorithm": "fedavg", "also_given": "nothing", **figures(0.5)}
-    rows = [plain, on_public("fnr", 0.9)]
-
-    def caption(name, rows):
-        (table,) = sweep_tables(written(tmp_path / name, rows, {"algorithm": []}))
-        return table.caption
-
-    said = caption("fnr", rows)
-    assert f"rank 1: also given: {given}\nrank 2: also given: nothing" in said
-    assert "without fnr(weight=0), fedavg_pubft, public_only here what public" in said
-    rows += [on_public("fedavg_pubft", 0.8), on_public("public_only", 0.7)]
-    assert "without fnr(weight=0) here what public" in caption("two", rows)
-    rows += [rows[1] | {"algorithm": "fnr_", "method": "fnr(fraction=0.2, weight=0.0)"}]
-    assert "without" not in caption("three", rows)
-    assert "given" not in caption("plain", [plain])
-    del plain["also_given"]
-    assert "also given: not recorded" in caption("old", [plain])
-
-
-def test_a_table_that_does_not_fit_has_its_settings_in_one_column(tmp_path):
-    names = ["algorithm", "alpha", "momentum", "weight_decay", "num_clients"]
-    rows = [{name: 0.001 for name in names} | figures(0.5), figures(0.6)]
-    rows[1] |= {name: None for name in names}
-    folder = written(tmp_path / "s", rows, {name: [0.001] for name in names})
-    wide, narrow = sweep_tables(folder), sweep_tables(folder, width=80)
-    assert [column.header for column in wide[0].columns][1:6] == names
-    assert natural_width(narrow[0]) <= 80 < natural_width(wide[0])
-    headers = [column.header for column in narrow[0].columns]
-    assert headers == ["rank", "settings", "test accuracy", "last", "n"]
-    said = str(list(narrow[0].columns[1].cells)[1])
-    assert said.splitlines() == [f"{name}=0.001" for name in names]
-
-
 def test_tables_of_sweeps_can_be_joined():
     reached = {"diverged_round": None, "rounds_to_0.9": 7, "kappa": None}
     diverged = {"diverged_round": 3, "class_accuracy": None}
@@ -1092,27 +999,6 @@ def test_tables_of_sweeps_can_be_joined():
     kinds = {field.name: str(field.type) for field in joined.schema}
     assert kinds["diverged_round"] == kinds["rounds_to_0.9"] == "int64"
     assert kinds["kappa"] == "double" and kinds["class_accuracy"].startswith("list<")
-
-
-def test_training_accuracy_stands_in_a_table_of_its_own(tmp_path):
-    from fedjax_adapt.experiment.store import TRAINED
-
-    named = TRAINED.replace("_", " ")
-    rows = [
-        {"public": "published", "accuracy_name": named, "lr": 1}
-        | figures(0.99, TRAINED),
-        {"public": "published", "accuracy_name": named, "diverged_round": 1, "lr": 2},
-        {"public": "holdout", "lr": 1, **figures(0.5)},
-        {"public": "split_test", "lr": 1, "test_examples": 5, **figures(0.6)},
-    ]
-    grid = {"public": ["published", "holdout", "split_test"], "lr": [1, 2]}
-    found = parts(written(tmp_path / "s", rows, grid))
-    assert [part.ranked for part in found] == [True, True, False]
-    assert [len(part.lines) for part in found] == [1, 1, 2]
-    assert "training accuracy" in found[2].title and "public=publ" in found[2].title
-    last = sweep_tables(tmp_path / "s")[2]
-    headers = [column.header for column in last.columns]
-    assert headers == ["public", "lr", "training accuracy", "last", "best", "n"]
 
 
 CASES = {

@@ -20,7 +20,6 @@ from fedjax_adapt.report.compare import sheets
 from fedjax_adapt.report.page import report_page
 from fedjax_adapt.report.plots import comparison_curves, learning_curve
 from fedjax_adapt.report.progress import live
-from fedjax_adapt.report.sweep import parts
 from fedjax_adapt.report.tables import comparison_tables, summary_table
 
 NAME = "validation accuracy"
@@ -173,22 +172,19 @@ def test_it_is_called_validation_accuracy_wherever_it_is_shown(tiny):
 
 @pytest.mark.slow
 def test_a_sweep_ranks_by_it(swept):
-    (part,) = parts(swept.folder)
-    assert part.ranked and part.title.endswith(f"digits, {NAME} on 143 examples")
+    (sheet,) = sheets([swept.folder], settings_in_columns=True)
+    assert sheet.ranked and sheet.title == f"digits, {NAME} on 143 examples"
     names = swept.results.column_names
     assert VALIDATED in names and f"{VALIDATED}.best_accuracy" in names
     assert "accuracy" not in names and set(
         swept.results["accuracy_name"].to_pylist()
     ) == {NAME}
-    best = part.lines[0]
-    assert best.point == {"lr": 0.1} and len(best.figures) == 2
-    means = swept.results.to_pandas().groupby("lr")[VALIDATED].mean()
-    assert best.over("accuracy").mean == pytest.approx(means[0.1])
-    for shown, figure in (("best", "best_accuracy"), ("last", "last_mean")):
-        rows = swept.results.to_pandas().query("lr == 0.1")
-        assert best.over(shown).mean == pytest.approx(
-            rows[f"{VALIDATED}.{figure}"].mean()
-        )
+    assert sheet.head == ["rank", "method", "lr", NAME, "n", "to base", "best"]
+    assert sheet.cells[0][:3] == ["1", "fedavg", "0.1"] and sheet.cells[0][4] == "2"
+    best, rows = sheet.numbers[0], swept.results.to_pandas().query("lr == 0.1")
+    assert best[VALIDATED] == pytest.approx(rows[VALIDATED].mean())
+    most = rows[f"{VALIDATED}.best_accuracy"].mean()
+    assert best[f"best_{VALIDATED}"] == pytest.approx(most)
 
 
 @pytest.mark.slow
