@@ -17,9 +17,12 @@ OPTIONS = {
     "authors' code": {},
     "last difference": {"correction": "last_diff"},
     "no correction": {"correction": "none"},
-    "cohort": {"aggregate": "cohort"},
     "the paper": {"aggregate": "cohort", "correction": "last_diff"},
-    "correction scale": {"correction_lr": "round", "correction_steps": "actual"},
+    "cohort and correction scale": {
+        "aggregate": "cohort",
+        "correction_lr": "round",
+        "correction_steps": "actual",
+    },
 }
 
 

@@ -17,28 +17,45 @@ ALPHA, T, Q = 0.4, 10, 0.5
 
 OPTIONS = {
     "authors' code": {},
-    "beta": {"beta": 0.0},
     "gate": {"gate": "current"},
-    "gate map logistic": {"gate_map": "alpha_logistic"},
-    "gate map clip": {"gate_map": "clip01", "total_rounds": 3},
-    "rate": {"rate": "realised"},
+    "gate map logistic, beta and no memory at the server": {
+        "gate_map": "alpha_logistic",
+        "beta": 0.0,
+        "aggregate": "sel",
+    },
+    "gate map clip and no correction": {
+        "gate_map": "clip01",
+        "total_rounds": 3,
+        "correction": "none",
+        "aggregate": "cohort_theta_plus_h",
+    },
     "align": {"align": "prox", "gate_alignment": True},
-    "no alignment": {"align": "none", "aggregate": "literal_sum_over_n"},
     "correction": {"correction": "last_diff", "correction_gated": False},
-    "no correction": {"correction": "none", "aggregate": "cohort_theta_plus_h"},
-    "gated last difference": {"correction": "last_diff", "align": "none"},
-    "gated inner product": {"gate_alignment": True},
+    "no alignment and the gated last difference": {
+        "align": "none",
+        "aggregate": "literal_sum_over_n",
+        "correction": "last_diff",
+    },
+    "gated inner product and correction scale": {
+        "gate_alignment": True,
+        "correction_lr": "round",
+        "correction_steps": "actual",
+    },
     "gated by the logistic": {"gate_alignment": True, "gate_map": "alpha_logistic"},
     "no gate": {"gate": "none", "align": "prox"},
-    "no memory at the server": {"aggregate": "sel"},
-    "correction scale": {"correction_lr": "round", "correction_steps": "actual"},
+}
+BERNOULLI = {
+    "authors' code": {},
+    "rate": {"rate": "realised"},
+    "correction": OPTIONS["correction"],
+    "no alignment": {"align": "none", "aggregate": "literal_sum_over_n"},
 }
 
 
 PADDED = replace(PLAN, cohort_size=None, participation=bernoulli(0.6), devices=2)
 CASES = {name: (options, PLAN) for name, options in OPTIONS.items()} | {
-    f"{name}, Bernoulli cohorts": (OPTIONS[name], PADDED)
-    for name in ("authors' code", "rate", "correction", "no alignment")
+    f"{name}, Bernoulli cohorts": (options, PADDED)
+    for name, options in BERNOULLI.items()
 }
 
 
