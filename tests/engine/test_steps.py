@@ -1,5 +1,6 @@
 """The step loops of an accelerator, run on a processor: the same numbers as its own."""
 
+import functools
 from dataclasses import replace
 
 import jax
@@ -86,6 +87,14 @@ def two_rounds(algorithm, task, data, plan):
     return ends
 
 
+@functools.cache
+def by_processor(name, task):
+    """`two_rounds` of a case on a processor, whose lanes are tested in test_lanes.py."""
+    algorithm, sizes, more = CASES[name]
+    plan = fa.Plan(lanes=4, **FULL | more)
+    return two_rounds(algorithm, task, make_data(sizes), plan)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "num_lanes"),
@@ -100,16 +109,15 @@ def two_rounds(algorithm, task, data, plan):
     ],
 )
 def test_an_accelerator_does_what_a_processor_does(name, num_lanes, task, monkeypatch):
+    expected = by_processor(name, task)
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     algorithm, sizes, more = CASES[name]
     plan = fa.Plan(lanes=num_lanes, **FULL | more)
-    data = make_data(sizes)
-    expected = two_rounds(algorithm, task, data, plan)
-    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    found = two_rounds(algorithm, task, data, plan)
+    found = two_rounds(algorithm, task, make_data(sizes), plan)
     for a, b in zip(*map(jax.tree.leaves, (found, expected)), strict=True):
         np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-6)
-    for (_, info), (_, by_processor) in zip(found, expected, strict=True):
-        assert info.num_steps.tolist() == by_processor.num_steps.tolist()
+    for (_, info), (_, wanted) in zip(found, expected, strict=True):
+        assert info.num_steps.tolist() == wanted.num_steps.tolist()
 
 
 @pytest.mark.slow

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from flax import nnx
 from jax import lax
+from test_models import task_of
 
 import fedjax_adapt as fa
 from fedjax_adapt.algorithms import fedavg
@@ -139,8 +140,7 @@ CLASSIFIER = {"fc1": 262_656, "fc2": 262_656, "out": 5130}
 @pytest.mark.slow
 @pytest.mark.parametrize("name", STAGES)
 def test_every_layer_of_a_vgg_has_its_parameters_in_its_stage(name):
-    task = fa.classification(MODELS[name]((32, 32, 3), 10), (32, 32, 3))
-    params = jax.eval_shape(task.init, KEY)
+    params = jax.eval_shape(task_of(name, (32, 32, 3)).init, KEY)
     in_order = lambda stage: [stage[str(i)] for i in range(len(stage))]
     stages = [
         [fa.num_parameters(layer) for layer in in_order(stage)]

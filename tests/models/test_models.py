@@ -1,5 +1,6 @@
 """The models by name: sizes, initial values, shapes."""
 
+import functools
 import inspect
 import math
 
@@ -18,7 +19,9 @@ IMAGES = (16, 16, 1)
 CIFAR = (32, 32, 3)
 
 
+@functools.cache
 def task_of(name, shape, num_classes=10, **options):
+    """The task of a model by name: once, as those of large ones take a second."""
     return fa.classification(MODELS[name](shape, num_classes, **options), shape)
 
 

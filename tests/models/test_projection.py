@@ -4,6 +4,7 @@ import jax
 import numpy as np
 import pytest
 from flax import nnx
+from test_models import task_of
 
 import fedjax_adapt as fa
 from fedjax_adapt.models import MODELS, linear, mlp, projected, svm
@@ -49,13 +50,10 @@ def test_the_features_are_the_projection_and_the_classifier_reads_them():
     ],
 )
 def test_every_model_takes_one_and_gives_its_last_layer_for_it(name, shape, width):
-    count = lambda builder: fa.num_parameters(
-        jax.eval_shape(fa.classification(builder(shape, 10), shape).init, KEY)
-    )
+    count = lambda task: fa.num_parameters(jax.eval_shape(task.init, KEY))
+    task = fa.classification(projected(MODELS[name])(shape, 10), shape)
     added = (width + 1) * width + (width + 1) * 256 + 257 * 10
-    assert count(projected(MODELS[name])) == count(MODELS[name]) + added - 10 * (
-        width + 1
-    )
+    assert count(task) == count(task_of(name, shape)) + added - 10 * (width + 1)
 
 
 @pytest.mark.slow
