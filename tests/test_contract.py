@@ -124,24 +124,45 @@ class Case:
         client = int(info.cohort[np.argmax(info.num_steps)])
         return before, key, client, broken(self.data, client)
 
-    @cached_property
-    def some_idle(self):
-        """A round in which clients take no step unless `trains` [clients] is true.
-
-        On the data with a broken client.
-        """
-        *_, data = self.with_a_broken_client
+    def where(self, trains):
+        """The algorithm, but clients take no step unless `trains` [clients] is true."""
         policy = self.algorithm.policy
 
-        def steps(trains, state, cohort, measured):
-            return jnp.where(
-                trains[cohort.ids], policy.steps(state, cohort, measured), 0
-            )
+        def steps(state, cohort, measured):
+            wanted = policy.steps(state, cohort, measured)
+            return jnp.where(trains[cohort.ids], wanted, 0)
+
+        return fa.with_steps(self.algorithm, policy._replace(steps=steps))
+
+    @cached_property
+    def some_idle(self):
+        """(trains, state, key) -> a round of `where`, on data with a broken client."""
+        *_, data = self.with_a_broken_client
 
         def step(trains, state, key):
-            of_some = policy._replace(steps=partial(steps, trains))
-            algorithm = fa.with_steps(self.algorithm, of_some)
+            algorithm = self.where(trains)
             return fa.make_round(algorithm, self.task, data, self.plan)(state, key)
+
+        return jax.jit(step)
+
+    @property
+    def turns(self):
+        """Whether the cohort may be reversed: a busy server takes it in in its order."""
+        return self.algorithm.server.busy is None
+
+    @cached_property
+    def together(self):
+        """(trains, data, state, key) -> a round of `where` in which all is different.
+
+        It has another plan, under which a client may be left out, and is made of any data.
+        """
+        plan = replace(self.plan, lanes=1, devices=2, nonfinite_updates="leave_out")
+        if self.turns:
+            who = backwards(PLAN.cohort_size)
+            plan = replace(plan, cohort_size=None, participation=who)
+
+        def step(trains, data, state, key):
+            return fa.make_round(self.where(trains), self.task, data, plan)(state, key)
 
         return jax.jit(step)
 
@@ -319,8 +340,10 @@ def test_a_checkpoint_gives_back_the_state_to_the_bit(case, tmp_path):
         abstract = case.store.place(jax.eval_shape(lambda: state), devices)
         restored, rounds = checkpoint.restore(tmp_path, abstract)
         assert same(restored, state) and rounds == 2
-        again = jax.jit(case.with_plan(devices=devices))(restored, keys(1)[0])
-        close(again, case.step(state, keys(1)[0]))
+        step = case.step
+        if devices != case.plan.devices:
+            step = jax.jit(case.with_plan(devices=devices))
+        close(step(restored, keys(1)[0]), case.step(state, keys(1)[0]))
 
 
 @pytest.mark.slow
@@ -356,37 +379,53 @@ def test_the_order_of_the_cohort_does_not_change_the_round(case):
 
 
 @for_others
-def test_lanes_devices_empty_clients_and_order_together_change_nothing(case):
+def test_what_changes_nothing_does_so_together(case):
     """What representative cases are asked one by one: one program for the others."""
-    plan = fa.Plan(**{**vars(case.plan), "lanes": 1, "devices": 2})
-    # a server that is busy takes clients in in their order
-    turn = case.algorithm.server.busy is None
-    if turn:
-        plan = replace(
-            plan, cohort_size=None, participation=backwards(PLAN.cohort_size)
-        )
-    round_fn, other = start(case.algorithm, case.task, make_data((*SIZES, 0, 0)), plan)
-    step, (state, infos) = jax.jit(round_fn), case.after(2)
-    other = case.store.place(other, 2)
-    for key in keys(2):
-        other, info = step(other, key)
-    assert step._cache_size() == 1
+    step, lonely = case.together, make_data((*SIZES, 0, 0))
+    everybody, key = jnp.ones(len(SIZES) + 2, bool), keys(3)[2]
+
+    # lanes, devices, clients without examples and the order of the cohort
+    state, infos = case.after(2)
+    _, before = start(case.algorithm, case.task, lonely, case.plan)
+    before = case.store.place(before, 2)
+    for k in keys(2):
+        before, info = step(everybody, lonely, before, k)
     of_all = (len(SIZES) + 2,)
     rows = lambda leaf: leaf[: len(SIZES)] if leaf.shape[:1] == of_all else leaf
-    close(jax.tree.map(rows, other), state)
-    per_client = lambda leaf: turn and np.shape(leaf)[:1] == (PLAN.cohort_size,)
-    close(jax.tree.map(lambda x: x[::-1] if per_client(x) else x, info), infos[1])
+    close(jax.tree.map(rows, before), state)
+    assert infos[1].left_out == () and infos[1].num_left_out == 0
+    assert info.left_out.tolist() == [False] * PLAN.cohort_size
+    per_client = lambda leaf: case.turns and np.shape(leaf)[:1] == (PLAN.cohort_size,)
+    info = jax.tree.map(lambda x: x[::-1] if per_client(x) else x, info)
+    close(info._replace(left_out=()), infos[1])
+
+    # nobody trains
+    after, info = step(~everybody, lonely, before, keys(1)[0])
+    check_idle(after, info, before)
+
+    # a client whose update is not finite
+    _, info = step(everybody, lonely, before, key)
+    client = int(info.cohort[np.argmax(info.num_steps)])
+    data = broken(lonely, client)
+    left_out = step(everybody, data, before, key)
+    others = everybody.at[client].set(False)
+    check_left_out(case, client, before, left_out, step(others, data, before, key))
+    assert step._cache_size() == 1
 
 
-@pytest.mark.slow
-@for_all
-def test_a_round_nobody_trains_in_changes_nothing(case):
-    before, _ = case.after(3)  # memories and control variates are no longer zero
-    nobody = jnp.zeros(len(SIZES), bool)
-    state, info = case.some_idle(nobody, before, keys(1)[0])
+def check_idle(state, info, before):
+    """A round after `before` in which nobody trained has changed nothing."""
     assert int(info.num_active) == 0
     # a policy may learn from what it measured
     assert same(state._replace(round=before.round, policy=before.policy), before)
+
+
+@pytest.mark.slow
+@for_cases(REPRESENTATIVE)
+def test_a_round_nobody_trains_in_changes_nothing(case):
+    before, _ = case.after(3)  # memories and control variates are no longer zero
+    nobody = jnp.zeros(len(SIZES), bool)
+    check_idle(*case.some_idle(nobody, before, keys(1)[0]), before)
 
 
 @pytest.mark.parametrize("constructor", CONSTRUCTORS.values(), ids=CONSTRUCTORS)
@@ -409,27 +448,37 @@ def test_clients_that_sit_out_keep_their_state_to_the_bit(case):
     assert len(away) == 2 and same(rows(before.clients), rows(after.clients))
 
 
-@pytest.mark.slow
-@for_all
-def test_a_client_whose_update_is_not_finite_is_as_if_it_had_not_trained(case):
-    before, key, client, data = case.with_a_broken_client
-    plan = replace(case.plan, nonfinite_updates="leave_out")
-    round_fn = jax.jit(fa.make_round(case.algorithm, case.task, data, plan))
-    state, info = round_fn(before, key)
-    place = info.cohort.tolist().index(client)
+def check_left_out(case, client, before, left_out, expected):
+    """A round in which a client's update was not finite is as if it had not trained.
+
+    Both `left_out` and `expected`, in which it did not, are (state, info) of a round after
+    `before`.
+    """
+    (state, info), (other, other_info) = left_out, expected
     # it sends nothing to be refused for
     if case.algorithm.local.traffic == fa.Traffic():
         assert not info.left_out.any()
         return
-    others = jnp.arange(len(SIZES)) != client
-    expected, other = case.some_idle(others, before, key)
-    close(state, expected)
-    assert np.isfinite(float(info.delta_norm)) and case.plan.nonfinite_updates == "stop"
+    place = info.cohort.tolist().index(client)
+    close(state, other)
+    assert np.isfinite(float(info.delta_norm))
     row = lambda tree: jax.tree.map(lambda leaf: leaf[client], tree)
     assert same(row(state.clients), row(before.clients))
     assert info.left_out.tolist() == [i == place for i in range(PLAN.cohort_size)]
     assert int(info.num_left_out) == 1 and int(info.num_steps[place]) > 0
-    close(jnp.delete(info.loss, place), jnp.delete(other.loss, place))
+    close(jnp.delete(info.loss, place), jnp.delete(other_info.loss, place))
+
+
+@pytest.mark.slow
+@for_cases(REPRESENTATIVE)
+def test_a_client_whose_update_is_not_finite_is_as_if_it_had_not_trained(case):
+    before, key, client, data = case.with_a_broken_client
+    plan = replace(case.plan, nonfinite_updates="leave_out")
+    left_out = jax.jit(fa.make_round(case.algorithm, case.task, data, plan))
+    others = jnp.arange(len(SIZES)) != client
+    expected = case.some_idle(others, before, key)
+    check_left_out(case, client, before, left_out(before, key), expected)
+    assert case.plan.nonfinite_updates == "stop"
     _, plain = case.step(before, key)
     assert plain.left_out == () and plain.num_left_out == 0
 
