@@ -8,7 +8,6 @@ from .afl import afl as afl
 from .ditto import ditto as ditto
 from .fedacg import fedacg as fedacg
 from .fedavg import fedavg as fedavg
-from .fedavgm import fedavgm as fedavgm
 from .fedbuff import fedasync as fedasync
 from .fedbuff import fedbuff as fedbuff
 from .fedcm import fedcm as fedcm
@@ -23,6 +22,7 @@ from .fedgsnr import fedgsnr as fedgsnr
 from .fednova import fednova as fednova
 from .fedopt import fedadagrad as fedadagrad
 from .fedopt import fedadam as fedadam
+from .fedopt import fedavgm as fedavgm
 from .fedopt import fedyogi as fedyogi
 from .fedper import fedper as fedper
 from .fedprox import fedprox as fedprox

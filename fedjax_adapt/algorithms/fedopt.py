@@ -1,19 +1,26 @@
-r"""FedOpt: an adaptive optimizer at the server (FedAdagrad, FedAdam, FedYogi).
+r"""FedOpt: an optimizer at the server (FedAvgM, FedAdagrad, FedAdam, FedYogi).
 
     D  = sum_{i in S} p_i (theta_i - w)                    p_i = n_i / sum_{S} n
-    m <- b1 m + (1 - b1) D                                 m = 0 at first
+
+    m <- beta m + D                                        FedAvgM; m = 0 at first
+    w <- w + server_lr m
+
+    m <- b1 m + (1 - b1) D                                 the others; m = 0 at first
     v <- v + D^2                                           FedAdagrad
     v <- b2 v + (1 - b2) D^2                               FedAdam
     v <- v - (1 - b2) D^2 sign(v - D^2)                    FedYogi; v = tau^2 at first
     w <- w + server_lr m / (sqrt(v) + tau)
 
 References:
+  Hsu et al., "Measuring the Effects of Non-Identical Data Distribution for Federated
+  Visual Classification", 2019, https://arxiv.org/abs/1909.06335. Section 4.2: FedAvgM.
   Reddi et al., "Adaptive Federated Optimization", ICLR 2021,
   https://arxiv.org/abs/2003.00295. Algorithm 2.
 
-Departs from the paper: D is weighted by data, as FedAvg's mean is; the paper's is uniform,
-`base=fedavg("uniform")`. optax's own adam and yogi, which correct the bias of m and
-v, are used as `with_server_optimizer(fedavg(), optax.adam(0.01))`.
+Departs from the paper: FedAvgM in nothing; the paper's Nesterov form is `nesterov=True`.
+In the others D is weighted by data, as FedAvg's mean is; the paper's is uniform,
+`base=fedavg("uniform")`. optax's own adam and yogi, which correct the bias of m and v, are
+used as `with_server_optimizer(fedavg(), optax.adam(0.01))`.
 """
 
 from collections.abc import Callable
@@ -33,6 +40,28 @@ class Moments(NamedTuple):
 
     first: Any  # m
     second: Any  # v
+
+
+def fedavgm(
+    server_lr: float = 1.0,
+    server_momentum: float = 0.9,
+    nesterov: bool = False,
+    base: Algorithm | None = None,
+) -> Algorithm:
+    """FedAvgM: FedAvg with momentum at the server.
+
+    Without momentum and at server_lr=1 it is its base.
+
+    Args:
+      server_lr: step size of the server.
+      server_momentum: beta, in [0, 1).
+      nesterov: whether to look ahead by one step.
+      base: the algorithm whose move of the global model is D; none: FedAvg.
+    """
+    check.positive("server_lr", server_lr)
+    check.between("server_momentum", server_momentum, 0, 1, closed="left")
+    optimizer = optax.sgd(server_lr, server_momentum, nesterov)
+    return with_server_optimizer(as_base(base), optimizer)
 
 
 def fedadagrad(
