@@ -213,14 +213,15 @@ def _asynchronous(
         arrivals = _cohort_of(cohort, ended, arrived)
 
         stale = state.updates - ended.version
-        weighted = lambda tree: _times(factor(stale), tree)
+        factors = factor(stale)
+        times = lambda leaf: by_row(factors, leaf).astype(leaf.dtype) * leaf
         sent, extra = take(state.delta), take(state.extra)
+        moved = sent
         if mixes:
             apart = lambda model, current: model - current[None]
-            moved = weighted(jax.tree.map(apart, take(state.model), params))
-        else:
-            moved = weighted(sent)
-        combined = rule.combine(Upload(moved, extra), arrivals)
+            moved = jax.tree.map(apart, take(state.model), params)
+        weighted = jax.tree.map(times, moved)
+        combined = rule.combine(Upload(weighted, extra), arrivals)
         if rule.adds_mean:
             usual = rule.combine(Upload(sent, extra), arrivals)
             new, inner = updated(rule, params, state.inner, usual, arrivals)
@@ -316,12 +317,6 @@ def _cohort_of(cohort: Cohort, ended: Clients, arrived: Array) -> Cohort:
     )
     setting = cohort.setting and cohort.setting._replace(share=arrivals.share)
     return arrivals._replace(setting=setting)
-
-
-def _times(factors: Array, tree: PyTree) -> PyTree:
-    """Every row of the leaves [K, ...] times its factor."""
-    times = lambda leaf: by_row(factors, leaf).astype(leaf.dtype) * leaf
-    return jax.tree.map(times, tree)
 
 
 def _sent_by(name: str, base: Algorithm, params: Params) -> Upload:
