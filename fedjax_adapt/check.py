@@ -146,7 +146,7 @@ def between(
 ) -> None:
     """Raises SettingError outside of low to high; `closed`: both, none, left or right."""
     brackets = {"both": "[]", "none": "()", "left": "[)", "right": "(]"}[closed]
-    span = f"{brackets[0]}{low}, {high}{brackets[1]}"
+    span = f"{brackets[0]}{_short(low)}, {_short(high)}{brackets[1]}"
     number = _number(name, value, f"a number in {span}")
     if number is None:
         return
@@ -154,6 +154,13 @@ def between(
     below = number <= high if brackets[1] == "]" else number < high
     if not (above and below):
         raise SettingError(f"{name}={value} must lie in {span}.", setting=name)
+
+
+def _short(bound: float) -> str:
+    """A bound as a sentence shows it: 1e+15, not 1000000000000000.0."""
+    if isinstance(bound, float) and float(text := f"{bound:g}") == bound:
+        return text
+    return str(bound)
 
 
 def at_least(

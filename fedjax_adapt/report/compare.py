@@ -278,7 +278,9 @@ def _sheet(
         notes += on_bases(group.lines, shown, bases, called)
     elif group.ranked and called is not None:
         notes.append(f"no difference: {called} was not tested on these examples")
-    elif called is None and (several := with_several_lines(group)):
+    elif (
+        called is None and len({*named}) > 1 and (several := with_several_lines(group))
+    ):
         notes.append(
             f"no difference: {', '.join(several)} {'have' if len(several) > 1 else 'has'} "
             "several lines, and the best by test accuracy is not a base; name "

@@ -447,16 +447,16 @@ def test_clients_that_forget_their_model_are_refused(task, data):
     "options, says",
     [
         (dict(), "for a budget but budget is missing; write the seconds"),
-        (dict(budget=-1), r"budget=-1 must lie in \[1e-09, 1000000000000000.0\]"),
+        (dict(budget=-1), r"budget=-1 must lie in \[1e-09, 1e\+15\]"),
         (
             dict(budget=0.1, step_seconds=0.1, aggregation_seconds=0.1),
             "budget=0.1 is over before the first round ends, which takes 0",
         ),
-        (dict(budget=9, phi=0), r"phi=0 must lie in \[1e-09, 1000000000000000.0\]"),
+        (dict(budget=9, phi=0), r"phi=0 must lie in \[1e-09, 1e\+15\]"),
         (dict(budget=9, hold=1), r"hold=1 must lie in \[0, 1\)"),
         (
             dict(budget=9, step_seconds=0),
-            r"step_seconds=0 must lie in \[1e-09, 1000000000000000.0\]",
+            r"step_seconds=0 must lie in \[1e-09, 1e\+15\]",
         ),
         (
             dict(budget=9, aggregation_seconds=-1),
@@ -467,7 +467,7 @@ def test_clients_that_forget_their_model_are_refused(task, data):
             dict(budget=9, max_steps=10**8),
             "max_steps=100000000 must be at most 1000000",
         ),
-        (dict(budget=1e39), r"budget=1e\+39 must lie in \[1e-09, 1000000000000000.0\]"),
+        (dict(budget=1e39), r"budget=1e\+39 must lie in \[1e-09, 1e\+15\]"),
         (dict(budget=9, phi=1e-300), "phi=1e-300 must lie in"),
         (
             dict(trial_steps=200),
@@ -485,9 +485,7 @@ def test_every_wrong_option_is_one_sentence(options, says):
     if not {"hold", "trial_steps"} & set(options):
         with pytest.raises(ValueError, match=says):
             afl_fixed(1.0, 1.0, 1.0, **options)
-    with pytest.raises(
-        ValueError, match=r"delta=-1 must lie in \[0, 1000000000000000.0\]"
-    ):
+    with pytest.raises(ValueError, match=r"delta=-1 must lie in \[0, 1e\+15\]"):
         afl_fixed(1.0, -1, 1.0, 15.0)
 
 

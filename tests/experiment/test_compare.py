@@ -710,6 +710,8 @@ def test_nothing_is_chosen_by_test(finished, capsys):
         "no difference: fedprox has several lines, and the best by test accuracy is not a "
         "base; name one with compare --base"
     )
+    (of_one,) = sheets(folders[:2])  # with nothing to differ from nothing is said
+    assert not any("no difference" in note for note in of_one.notes)
     assert "to base" in sheets(folders, base="fedavg")[0].head
     assert "to base" in sheets([folders[0], folders[2]])[0].head
     leaks = [
