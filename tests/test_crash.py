@@ -29,7 +29,7 @@ def crash(tmp_path, *words):
 @pytest.mark.parametrize(
     "kills",
     [
-        {"run": 3, "sweep": 1},
+        {"run": 1, "sweep": 1},
         pytest.param(
             {"run": 13, "sweep": 3, "controls": 2, "reproduction": 1, "search": 1},
             marks=pytest.mark.campaign,
@@ -46,9 +46,12 @@ def test_what_is_killed_and_resumed_has_the_same_numbers(tmp_path, kills):
 
 
 @pytest.mark.slow
-def test_a_run_whose_disk_fills_up_says_so_and_is_resumed(tmp_path):
+@pytest.mark.parametrize(
+    "every", [30, pytest.param(20, marks=pytest.mark.campaign)], ids=["few", "many"]
+)
+def test_a_run_whose_disk_fills_up_says_so_and_is_resumed(tmp_path, every):
     counts = [f"{flag}=0" for kind, flag in FLAGS.items() if kind != "run"]
-    record, code = crash(tmp_path, "--every", "20", "--runs", "1", *counts)
+    record, code = crash(tmp_path, f"--every={every}", "--runs=1", *counts)
     assert record["failed"] == [] and code == 0
     assert set(record["came"]["run"]) == {"same"} and record["came"]["run"]["same"] > 2
 
