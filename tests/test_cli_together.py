@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import jax
@@ -183,6 +184,29 @@ def check_lost(ended):
     assert said == [lost_process.SENTENCE]
 
 
+@pytest.fixture(scope="module")
+def silent(place):
+    """A pair of which the first does not answer, and what the second says in the end.
+
+    JAX waits for more than a minute, in which tests that use this fixture run.
+    """
+    line = f"{ENDLESS} --folder silent"
+    running = pair(place, line, line)
+    saved(place, "silent")
+    begun = time.monotonic()
+    running[0].send_signal(signal.SIGSTOP)
+
+    def second():
+        (other,) = ends(running[1:])
+        return other, time.monotonic() - begun
+
+    with ThreadPoolExecutor() as thread:
+        yield running, thread.submit(second)
+        for process in running:
+            process.kill()
+
+
+@pytest.mark.usefixtures("silent")
 @pytest.mark.parametrize("dies", [0, 1])
 def test_a_process_that_dies_ends_the_others(place, dies):
     line = f"{ENDLESS} --folder killed-{dies}"
@@ -192,20 +216,7 @@ def test_a_process_that_dies_ends_the_others(place, dies):
     check_lost(ends(running)[1 - dies])
 
 
-def test_a_process_that_no_longer_answers_ends_the_others_within_five_minutes(place):
-    line = f"{ENDLESS} --folder silent"
-    running = pair(place, line, line)
-    saved(place, "silent")
-    begun = time.monotonic()
-    running[0].send_signal(signal.SIGSTOP)
-    (other,) = ends(running[1:])
-    assert time.monotonic() - begun < 300
-    check_lost(other)
-    running[0].send_signal(signal.SIGCONT)
-    (first,) = ends(running[:1])
-    check_lost(first)
-
-
+@pytest.mark.usefixtures("silent")
 def test_a_process_that_is_stopped_for_20_seconds_changes_nothing(place, together):
     line = f"{RUN} --folder paused"
     running = pair(place, line, line)
@@ -220,6 +231,7 @@ def test_a_process_that_is_stopped_for_20_seconds_changes_nothing(place, togethe
     check_equal(read_run(place[0] / "paused"), together[1])
 
 
+@pytest.mark.usefixtures("silent")
 def test_ctrl_c_in_one_process_saves_and_ends_all(place):
     line = f"{ENDLESS} --folder stopped"
     running = pair(place, line, line)
@@ -275,3 +287,14 @@ def test_processes_that_count_themselves_differently_end_with_one_sentence(place
         assert (code, out) == (2, "")
         (said,) = sentences(error)
         assert "process 1 has num_processes=3 but process 0 num_processes=2" in said
+
+
+def test_a_process_that_no_longer_answers_ends_the_others_within_five_minutes(silent):
+    """The last test here, as the others run while it waits."""
+    running, second = silent
+    other, seconds = second.result()
+    assert seconds < 300
+    check_lost(other)
+    running[0].send_signal(signal.SIGCONT)
+    (first,) = ends(running[:1])
+    check_lost(first)
