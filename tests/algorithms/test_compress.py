@@ -229,11 +229,11 @@ CASES = {
 def test_lanes_and_the_slow_twin_agree(task, data, compressor, feedback, build):
     algorithm = fa.with_compression(build(), compressor, feedback)
     algorithm = fa.with_steps(algorithm, fa.epochs(2))
-    plan = fa.Plan(cohort_size=4, batch_size=8)  # one or two batches in an epoch
+    plan = fa.Plan(cohort_size=4, batch_size=4)  # one to three batches in an epoch
     round_fn, state = start(algorithm, task, data, plan)
     state, _ = jax.jit(round_fn)(state, keys(2)[0])
     expected = jax.jit(round_fn)(state, keys(2)[1])
-    plan = fa.Plan(cohort_size=4, batch_size=8, lanes=3)
+    plan = fa.Plan(cohort_size=4, batch_size=4, lanes=3)
     laned = jax.jit(fa.make_round(algorithm, task, data, plan))
     close(laned(state, keys(2)[1]), expected)
     slow = fa.debug_round(algorithm, task, data, plan)

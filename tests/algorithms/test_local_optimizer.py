@@ -104,7 +104,7 @@ def _rounds(algorithm, task, data, plan):
 @pytest.mark.slow
 def test_neither_lanes_nor_the_slow_twin_change_it(task, data):
     algorithm = fa.with_steps(with_local_optimizer(fedprox(), optax.adam), fa.epochs(2))
-    alone = fa.Plan(cohort_size=5, batch_size=3, lr=0.01, lanes=1)
+    alone = fa.Plan(cohort_size=4, batch_size=4, lr=0.01, lanes=1)
     found = _rounds(algorithm, task, data, alone)
     close(_rounds(algorithm, task, data, fa.Plan(**{**vars(alone), "lanes": 3})), found)
     _, state = start(algorithm, task, data, alone)

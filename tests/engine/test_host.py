@@ -82,10 +82,10 @@ def test_a_state_goes_from_one_memory_to_the_other(task, data):
 
 @pytest.mark.slow
 def test_the_slow_twin_reads_it_too(task, data):
-    plan = fa.Plan(cohort_size=2, batch_size=4, **HOST)
+    plan = fa.Plan(cohort_size=4, batch_size=4, **HOST)
     round_fn, state = start(scaffold(), task, data, plan)
     slow = fa.debug_round(scaffold(), task, data, plan)
-    close(slow(state, keys(1)[0])[0], round_fn(state, keys(1)[0])[0])
+    close(slow(state, keys(1)[0])[0], jax.jit(round_fn)(state, keys(1)[0])[0])
 
 
 @pytest.mark.slow
