@@ -11,6 +11,7 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 import jax
 import pytest
 from helpers import make_data, make_task
+from tiny_runs import sharing_programs
 
 # Most of a test is compiling, which takes a third of the time if XLA does not optimise.
 # Those marked "optimised" need it, and `-m slow` has it for all, but for the step that
@@ -98,6 +99,13 @@ def task():
 @pytest.fixture(scope="session")
 def data():
     return make_data()
+
+
+@pytest.fixture
+def shared_programs():
+    """Programs are shared as `sharing_programs` says."""
+    with sharing_programs():
+        yield
 
 
 @pytest.fixture

@@ -249,7 +249,7 @@ def close(a, b, atol=1e-6, rtol=1e-6):
 # the run of experiment/conftest.py as a command, so that it is compiled once
 QUICK_RUN = (
     "run --algorithm scaffold --model linear --num-clients 6 --participation 0.5 "
-    "--rounds 7 --epochs 1 --batch-size 100"
+    "--rounds 7 --epochs 1 --batch-size 100 --devices 1"
 )
 
 

@@ -32,6 +32,8 @@ from fedjax_adapt.experiment.run import Progress
 pytestmark = pytest.mark.usefixtures("elsewhere")
 
 QUICK = f"{QUICK_RUN} --checkpoint-every 2"
+ON_ALL_DEVICES = QUICK.replace(" --devices 1", "")
+shares_programs = pytest.mark.usefixtures("shared_programs")
 
 
 @pytest.mark.parametrize(
@@ -328,6 +330,7 @@ def test_a_file_may_set_what_a_flag_takes_back(elsewhere):
 
 
 @pytest.mark.slow
+@shares_programs
 def test_a_run_writes_a_folder_and_prints_where_it_lies(capsys, elsewhere):
     code, out, err = fedjax_adapt(capsys, f"{QUICK} --folder here/mine --seed 5")
     assert (code, err) == (0, "")
@@ -363,6 +366,7 @@ def test_a_run_writes_a_folder_and_prints_where_it_lies(capsys, elsewhere):
 
 
 @pytest.mark.slow
+@shares_programs
 def test_a_run_as_json_is_one_object_and_all_else_is_on_standard_error(capsys):
     line = f"{QUICK} --folder mine --json"
     code, out, err = fedjax_adapt(capsys, f"{line} --dry-run")
@@ -392,6 +396,7 @@ def test_a_name_that_is_too_long_is_a_mistake(capsys):
 
 
 @pytest.mark.slow
+@shares_programs
 def test_a_quiet_run_prints_nothing_but_warnings(capsys, elsewhere):
     line = f"{QUICK} --folder mine --quiet"
     assert fedjax_adapt(capsys, line) == (0, "", "")
@@ -433,6 +438,7 @@ def test_a_quiet_run_prints_nothing_but_warnings(capsys, elsewhere):
 
 
 @pytest.mark.slow
+@shares_programs
 def test_ctrl_c_says_how_to_go_on_and_going_on_works(capsys, monkeypatch):
     from fedjax_adapt.experiment import checkpoint
 
@@ -483,6 +489,7 @@ def test_there_is_nothing_to_resume_where_nothing_is_saved(elsewhere):
 
 
 @pytest.mark.slow
+@shares_programs
 def test_a_run_that_diverges_is_exit_code_1_and_one_sentence(capsys, monkeypatch):
     from fedjax_adapt.experiment import rows
 
@@ -514,6 +521,7 @@ BROKEN += "--corrupt-strength 1e30"
 
 
 @pytest.mark.slow
+@shares_programs
 def test_updates_that_are_left_out_are_told_and_counted(capsys):
     out_of = "--nonfinite-updates leave_out"
     code, out, _ = fedjax_adapt(capsys, f"{BROKEN} {out_of} --folder mine")
@@ -680,6 +688,7 @@ def test_compiled_programs_are_kept_per_user_unless_told_otherwise(
 
 
 @pytest.mark.slow
+@shares_programs
 def test_ctrl_c_keeps_every_finished_round(capsys, monkeypatch):
     from fedjax_adapt.report import progress
 
@@ -834,15 +843,15 @@ def test_a_bug_is_no_sentence(capsys, monkeypatch):
 
 @pytest.mark.slow
 def test_every_core_is_a_device_and_a_run_goes_on_with_as_many(capsys, elsewhere):
-    environment = dict(os.environ, XLA_FLAGS="")
-    line = f"-m fedjax_adapt {QUICK} --folder mine"
+    environment = dict(os.environ, XLA_FLAGS="--xla_backend_optimization_level=0")
+    line = f"-m fedjax_adapt {ON_ALL_DEVICES} --folder mine"
     done = subprocess.run([sys.executable, *line.split()], env=environment)
     assert done.returncode == 0
     devices = read_run("mine").summary["hardware"]["devices"]
     assert devices == min(len(os.sched_getaffinity(0)), 6)
     assert f"devices = {devices}\n" in Path("mine/config.toml").read_text()
     Path("mine/summary.json").unlink()
-    code, _, err = fedjax_adapt(capsys, f"{QUICK} --folder mine --resume")
+    code, _, err = fedjax_adapt(capsys, f"{ON_ALL_DEVICES} --folder mine --resume")
     assert (code, err) == (0, "")
     assert read_run("mine").summary["hardware"]["devices"] == devices
 
@@ -851,7 +860,7 @@ def test_client_state_that_does_not_fit_is_one_sentence(capsys, monkeypatch, els
     from fedjax_adapt.engine import memory
 
     monkeypatch.setattr(memory, "free_memory", lambda: 1000)
-    code, _, err = fedjax_adapt(capsys, f"{QUICK} --folder mine")
+    code, _, err = fedjax_adapt(capsys, f"{ON_ALL_DEVICES} --folder mine")
     assert code == 2
     assert (
         "the state of 6 clients takes " in err

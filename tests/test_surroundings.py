@@ -14,11 +14,12 @@ import pytest
 from helpers import QUICK_RUN, fedjax_adapt, unlist
 
 from fedjax_adapt import cli
-from fedjax_adapt.cli import process
+from fedjax_adapt.cli import process, reproduce
 from fedjax_adapt.cli.output import steady_output
 from fedjax_adapt.experiment import checkpoint, read_run, tuning
+from fedjax_adapt.experiment.items import names
 
-pytestmark = pytest.mark.usefixtures("elsewhere")
+pytestmark = pytest.mark.usefixtures("elsewhere", "shared_programs")
 
 
 @pytest.fixture
@@ -82,11 +83,9 @@ def test_a_variable_of_jax_that_ends_a_run_is_one_sentence(
 @pytest.mark.slow
 def test_a_warning_is_one_sentence(tmp_path):
     """Of a folder of an earlier version, which lists no checksums."""
-    program = [sys.executable, "-m", "fedjax_adapt"]
-    tiny = "--rounds 1 --model linear --num-clients 6 --num-steps 1 --folder a".split()
-    subprocess.run([*program, "run", *tiny], cwd=tmp_path, check=True)
+    assert cli.main(f"{QUICK_RUN} --folder a".split()) == 0
     unlist(tmp_path / "a")
-    shown = [*program, "compare", "a"]
+    shown = [sys.executable, "-m", "fedjax_adapt", "compare", "a"]
     found = subprocess.run(shown, cwd=tmp_path, capture_output=True, text=True)
     assert found.returncode == 0
     assert found.stderr == (
@@ -178,6 +177,7 @@ def test_without_a_standard_output_a_command_goes_on(monkeypatch, capfd):
 @pytest.mark.slow
 def test_a_terminal_of_one_column_is_one_of_forty(printed, monkeypatch):
     monkeypatch.setenv("COLUMNS", "1")
+    monkeypatch.setattr(reproduce, "names", lambda: names()[:3])
     code, shown = printed("reproduce list")
     assert code == 0
     wide = [len(line) for line in shown.decode().splitlines()]

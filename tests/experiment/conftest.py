@@ -1,10 +1,9 @@
 """Runs that take a second: a linear model on the digits."""
 
 import resource
-from importlib import import_module
 
 import pytest
-from tiny_runs import SHARED, TINY, once_for_equal_settings
+from tiny_runs import TINY, sharing_programs
 
 from fedjax_adapt.experiment import Config, run
 
@@ -13,7 +12,8 @@ from fedjax_adapt.experiment import Config, run
 def whole(tmp_path_factory):
     """A finished run of the tiny config, never interrupted; only to be read."""
     config = Config(folder=str(tmp_path_factory.mktemp("runs") / "whole"), **TINY)
-    run(config)
+    with sharing_programs():
+        run(config)
     return config
 
 
@@ -40,22 +40,9 @@ def stopped(tmp_path_factory):
     place, configs = tmp_path_factory.mktemp("runs"), []
     for seed in (0, 1):
         configs.append(Config(folder=str(place / f"stopped{seed}"), **TINY, seed=seed))
-        with pytest.raises(Stop):
+        with sharing_programs(), pytest.raises(Stop):
             run(configs[-1], progress=stop)
     return configs
-
-
-@pytest.fixture
-def shared_programs(monkeypatch):
-    """Runs and sweeps of equal settings share a program, in place of tracing it again.
-
-    For tests about folders. It knows algorithms and data by their names alone.
-    """
-    for where, name in SHARED:
-        # not the function of the name `run`
-        module = import_module(f"fedjax_adapt.experiment.{where}")
-        make = once_for_equal_settings(getattr(module, name))
-        monkeypatch.setattr(module, name, make)
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.usefixtures("elsewhere")
 LINE = (
     "run --algorithm fnr --model linear --num-clients 4 --participation 1 --rounds 2 "
     "--epochs 1 --batch-size 100 --public-examples 30 --algorithm-epochs 2 "
-    "--fraction 0.25 --variant literal --folder mine"
+    "--fraction 0.25 --variant literal --devices 1 --folder mine"
 )
 RUNNING = import_module("fedjax_adapt.cli.run")
 FOLDERS = ("mine", *(f"mine-control-{x}" for x in ("weight0", "pubft", "public")))

@@ -28,7 +28,7 @@ from fedjax_adapt.report.progress import live
 from fedjax_adapt.report.tables import summary_table
 
 NAME = "training accuracy on the public set"
-SMALL = {"algorithm": "fedavg", "num_clients": 5, "model": "linear"}
+SMALL = {"algorithm": "fedavg", "num_clients": 5, "model": "linear", "devices": 1}
 
 
 def nodding() -> fa.Algorithm:

@@ -62,7 +62,7 @@ from fedjax_adapt.report.tables import comparison_tables
 pytestmark = pytest.mark.usefixtures("shared_programs")
 
 # three trials of one group, two at a time: the second time one and a copy of it
-RUN = {**TINY, "devices": 1}
+RUN = TINY
 THREE = {"run": RUN, "grid": [{"lr": [0.03, 0.1]}, {"seed": [5]}]}
 FIGURES = ("accuracy", "loss", "best_accuracy", "best_round", "last_mean", "rounds_to")
 COSTS = ("area_under_curve", "local_steps", "bytes_up", "bytes_down", "rho")
@@ -110,10 +110,13 @@ def test_a_trial_is_the_run_with_its_settings(three, whole):
 
 
 @pytest.mark.slow
-def test_a_trial_alone_is_its_run_to_the_bit(tmp_path, whole):
+def test_a_trial_alone_is_its_run_to_the_bit(tmp_path, tiny):
     """Its clients share the devices, by the program of a run."""
-    found = sweep({"run": TINY, "grid": {"seed": [0]}}, tmp_path / "sweep")
-    ours, theirs = metrics(found), read_run(whole.folder).metrics.to_pydict()
+    config = tiny(devices=2)
+    run(config)
+    asked = {"run": TINY, "grid": {"seed": [0]}}
+    found = sweep(asked, tmp_path / "sweep", devices=2)
+    ours, theirs = metrics(found), read_run(config.folder).metrics.to_pydict()
     for name in set(theirs) - {"seconds"}:
         assert ours[name] == theirs[name]
 

@@ -37,6 +37,7 @@ RUN = {
     "rounds": 6,
     "evaluate_every": 3,
     "num_steps": 2,
+    "devices": 1,
 }
 RATE = {"low": 0.001, "high": 1, "log": True}
 SPACE = {"lr": RATE, "algorithm.mu": {"low": 0.01, "high": 10.0, "log": True}}
@@ -137,7 +138,7 @@ def test_rungs_are_those_of_successive_halving(rounds, trials, halve, found):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("after", [2, 4, 7, 9, 12])
+@pytest.mark.parametrize("after", [2, 7, 9, 12])
 def test_a_search_that_was_stopped_goes_on_as_it_would_have(tmp_path, halved, after):
     seen = []
 

@@ -23,7 +23,7 @@ from fedjax_adapt.report.progress import live
 from fedjax_adapt.report.tables import comparison_tables, summary_table
 
 NAME = "validation accuracy"
-SMALL = {"algorithm": "fedavg", "num_clients": 5, "model": "linear"}
+SMALL = {"algorithm": "fedavg", "num_clients": 5, "model": "linear", "devices": 1}
 JUDGED = {**SMALL, "evaluate_on": "validation"}
 
 

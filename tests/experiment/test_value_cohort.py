@@ -6,6 +6,7 @@ import numpy as np
 import optax
 import pytest
 from helpers import close, fast, linear_task
+from tiny_runs import sharing_programs
 
 import fedjax_adapt as fa
 from fedjax_adapt.algorithms import ALGORITHMS, fedacg
@@ -14,6 +15,8 @@ from fedjax_adapt.core import Info
 from fedjax_adapt.experiment import Config, files, read_run, run, store, value_cohort
 from fedjax_adapt.experiment import valuation as module
 from fedjax_adapt.report.clients import agreement
+
+pytestmark = pytest.mark.usefixtures("shared_programs")
 
 GSNR = {
     "algorithm": "fedgsnr",
@@ -24,6 +27,7 @@ GSNR = {
     "batch_size": 100,
     "checkpoint_every": 1,
     "evaluate_clients": False,
+    "devices": 1,
 }
 SCAFFOLD = {"base": "scaffold", "num_steps": 3}
 
@@ -52,8 +56,11 @@ def contents(folder):
 def half(tmp_path_factory):
     """A run on two devices that was stopped; only to be read, but for the first test."""
     folder = str(tmp_path_factory.mktemp("runs") / "half")
-    config = Config(folder=folder, **GSNR, algorithm_options=SCAFFOLD, devices=2)
-    return interrupted(config, 1)
+    config = Config(
+        folder=folder, **GSNR | {"algorithm_options": SCAFFOLD, "devices": 2}
+    )
+    with sharing_programs():  # with the run that goes on with it
+        return interrupted(config, 1)
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,11 @@
 
 import json
 from collections import OrderedDict
+from contextlib import contextmanager
+from functools import wraps
+from importlib import import_module
+
+import pytest
 
 from fedjax_adapt.experiment import Config
 from fedjax_adapt.experiment.config import to_settings
@@ -16,6 +21,7 @@ TINY = {
     "epochs": 1.0,
     "batch_size": 100,
     "checkpoint_every": 2,
+    "devices": 1,
 }
 
 MADE = OrderedDict()  # by the name of what made it and the settings of runs
@@ -37,6 +43,7 @@ def settings_of(config):
 def once_for_equal_settings(make):
     """As `make` of a config or several, but what it returned before for equal ones."""
 
+    @wraps(make)
     def made(configs, federation, *more, **told_to):
         several = [configs] if isinstance(configs, Config) else configs
         told = [make.__name__, [*map(settings_of, several)], more]
@@ -49,3 +56,18 @@ def once_for_equal_settings(make):
         return MADE[key]
 
     return made
+
+
+@contextmanager
+def sharing_programs():
+    """Runs and sweeps of equal settings share a program, in place of tracing it again.
+
+    For tests about folders. It knows algorithms and data by their names alone.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        for where, name in SHARED:
+            # not the function of the name `run`
+            module = import_module(f"fedjax_adapt.experiment.{where}")
+            make = once_for_equal_settings(getattr(module, name))
+            patch.setattr(module, name, make)
+        yield
