@@ -48,7 +48,7 @@ chosen = ["batches of 20"]
 [run]
 dataset = "digits"
 train_examples = 200
-widths = [8]
+model = "linear"
 num_clients = 4
 participation = 1.0
 rounds = 2
@@ -106,11 +106,16 @@ def papers(tmp_path_factory):
         known.cache_clear()
 
 
+def make(cells, **more):
+    """`make_runs`, quickly."""
+    make_runs(cells, devices=1, **more)
+
+
 @pytest.fixture(scope="module")
 def made(papers, tmp_path_factory):
     """A folder with the runs of one row, of one seed."""
     folder = tmp_path_factory.mktemp("reproduce")
-    make_runs(cells_of(read_item("some-table1"), folder, rows=["iid"]))
+    make(cells_of(read_item("some-table1"), folder, rows=["iid"]))
     return folder
 
 
@@ -160,9 +165,9 @@ def test_local_steps_are_those_of_the_other_methods_run(made):
 
 
 def test_runs_that_are_there_are_not_made_again(made, unchanging):
-    make_runs(iid(made))
+    make(iid(made))
     figure = cells_of(read_item("some-fig1"), made)  # of the same runs
-    make_runs(figure)
+    make(figure)
     assert [runs_of(c) for c in figure] == [runs_of(iid(made)[0])]
 
 
@@ -176,7 +181,7 @@ def test_more_seeds_make_the_runs_that_lack(made, monkeypatch):
 
     monkeypatch.setattr(reproduce, "sweep", note)
     cells = iid(made, methods=["fedveca"], seeds=3)
-    make_runs(cells)
+    make(cells)
     assert run == [("seed-1-2", [{"seed": [1, 2]}])]
     found = runs_of(cells[0])
     assert list(found) == [0, 1, 2] and found[0] == before
@@ -191,9 +196,9 @@ def test_an_interrupted_item_goes_on(papers, tmp_path, made):
 
     cells = iid(tmp_path, methods=["fedveca"])
     with pytest.raises(KeyboardInterrupt):
-        make_runs(cells, progress=stop)
+        make(cells, progress=stop)
     assert runs_of(cells[0]) == {}
-    make_runs(cells)
+    make(cells)
     again, whole = (read_run(runs_of(c)[0]) for c in (cells[0], iid(made)[0]))
     for name in ("accuracy", "loss", "local_steps"):
         np.testing.assert_array_equal(again.metrics[name], whole.metrics[name])
@@ -208,7 +213,7 @@ def test_runs_of_another_protocol_are_refused(made, tmp_path):
     with pytest.raises(
         SettingError, match="batch_size=10, here batch_size=20; give anoth"
     ):
-        make_runs([cell])
+        make([cell])
 
 
 def test_figures_are_those_published_of_the_row_and_of_models_that_are_there(made):
@@ -433,6 +438,7 @@ def test_smoke_is_beside_nothing_published(papers, tmp_path, capsys):
 @pytest.mark.slow
 def test_what_lacks_is_counted_where_the_steps_of_others_are_there(made, capsys):
     told = ["reproduce", "some-table1", "--rows", "iid", "--folder", str(made)]
+    told += ["--devices", "1"]
     assert main([*told, "--methods", "fedveca", "--seeds", "4"]) == 0
     assert main([*told, "--methods", "fedavg", "--seeds", "2"]) == 0
     shown = capsys.readouterr().out
@@ -528,11 +534,11 @@ def test_every_seed_takes_the_steps_of_its_own(papers, tmp_path, monkeypatch):
     monkeypatch.setattr(
         reproduce, "runs_of", lambda cell, _: known if cell.method == "fedveca" else {}
     )
-    make_runs(iid(tmp_path, methods=["fedavg"], seeds=2))
+    make(iid(tmp_path, methods=["fedavg"], seeds=2))
     assert ran == list(known.values())
     known[0] = None  # it diverged: the other seed goes on
     ran.clear()
-    make_runs(iid(tmp_path, methods=["fedavg"], seeds=2))
+    make(iid(tmp_path, methods=["fedavg"], seeds=2))
     assert ran == [tmp_path / "second"]
 
 
@@ -543,7 +549,7 @@ figures = ["accuracy", "simulated_seconds_to.0.01", "traffic_mib"]
 [run]
 dataset = "digits"
 train_examples = 200
-widths = [8]
+model = "linear"
 num_clients = 4
 participation = 1.0
 rounds = 2
@@ -573,7 +579,7 @@ def test_a_method_takes_afls_constants_from_its_trial(papers, tmp_path):
     try:
         cells = cells_of(read_item("some-fig3"), tmp_path, methods=["afl"])
         assert [cell.method for cell in cells] == ["trial", "afl"]
-        make_runs(cells)
+        make(cells)
         trial, afl = (read_run(runs_of(cell)[0]) for cell in cells)
         shown = trial.metrics
         assert shown["estimates"].to_pylist() == [0, 1, 2, 3]
@@ -591,9 +597,7 @@ def test_a_method_takes_afls_constants_from_its_trial(papers, tmp_path):
         assert time.values == [afl.metrics["simulated_seconds"][first].as_py()]
         assert time.values[0] > 0
         (traffic,) = measured(["traffic_mib"], {}, wrong)
-        model = 4 * sum(
-            (64 * 8, 8, 8 * 10, 10)
-        )  # bytes, to and from 4 clients, 2 rounds
+        model = 4 * (64 * 10 + 10)  # bytes, to and from 4 clients, 2 rounds
         assert traffic.values == [pytest.approx(2 * 4 * 2 * model / 2**20)]
     finally:
         (papers / "some" / "fig3.toml").unlink()
@@ -660,6 +664,7 @@ def test_what_diverges_has_no_figures_and_the_rest_goes_on(papers, tmp_path, cap
     (papers / "some" / "table7.toml").write_text(DIVERGES)
     try:
         told = ["reproduce", "some-table7", "--rows", "iid", "--folder", str(tmp_path)]
+        told += ["--devices", "1"]
         assert main([*told, "--methods", "fedveca", "fedavg"]) == 1
         error = capsys.readouterr().err
         assert "runs of iid, fedveca diverged" in error
@@ -676,7 +681,8 @@ def test_costs_are_of_three_passes_over_the_examples_and_of_tests(
     papers, tmp_path, monkeypatch
 ):
     (cell, *_), item = iid(tmp_path), read_item("some-table1")
-    untested = replace(cell.configs[0], evaluate_every=10**9)
+    two_layers = {"model": "mlp", "model_options": {"widths": (8,)}}
+    untested = replace(cell.configs[0], evaluate_every=10**9, **two_layers)
     tested, cell = cell, cell._replace(configs={0: untested})
     # 8 x 8 pixels, 8 hidden, 10 labels: 2 operations a weight, as far as XLA counts
     weights = 64 * 8 + 8 * 10
