@@ -180,15 +180,22 @@ def pages(monkeypatch):
 
 
 @pytest.mark.slow
-def test_the_pages_of_methods_have_the_curves_of_the_sweep(pages, tmp_path):
+def test_the_pages_of_methods_have_the_curves_of_the_sweep(
+    pages, tmp_path, monkeypatch
+):
     seeds = {}
     for trial in read_sweep(ROOT / "benchmarks" / "methods.toml").trials:
         seeds.setdefault(trial.config.algorithm, []).append(trial.config.seed)
     assert seeds == dict.fromkeys(seeds, [0, 1, 2]) and {*seeds} <= {*ALGORITHMS}
     personal = {name for name in seeds if constructed(name).local.personal is not None}
     assert {*pages.NOTES} == {*personal, "gift"}
-    said = {name: pages._curve(name, tmp_path) for name in seeds}
+    with monkeypatch.context() as patch:  # writing all takes seconds
+        patch.setattr(Figure, "savefig", lambda figure, path: path.touch())
+        said = {name: pages._curve(name, tmp_path) for name in seeds}
     assert {path.stem for path in tmp_path.glob("*.svg")} == {*seeds}
+    for name in ("fedavg", "scaffold", "public_only", "fedbuff"):
+        assert pages._curve(name, tmp_path) == said[name]
+        assert "</svg>" in (tmp_path / f"{name}.svg").read_text()
     assert pages._curve("of_tomorrow", tmp_path) == ""
     assert "The digits on 20 clients, 50% of them in a round, lr 0.1" in said["fedavg"]
     # a client sends and is sent a control variate besides the model
@@ -287,7 +294,7 @@ def test_every_page_with_a_snippet_is_executed():
     executed |= {"step-policies.md", "personal-and-private.md", "callbacks.md"}
     executed |= {"peers.md", "own-data.md", "own-model.md", "methods.md"}
     executed |= {"reproductions.md"}
-    # in test_shards.py and test_validation.py
+    # in test_shards.py and test_tune.py
     executed |= {"machines.md", "choosing-settings.md"}
     with_code = {
         page.name for page in (ROOT / "README.md", *DOCS) if blocks("python", page)
@@ -458,28 +465,47 @@ HERE = [
 ]
 
 
+def small(words):
+    """Flags that make a run of these words shorter and change no other of them."""
+    clients = "20" if "fedbuff" in words else "6"  # of which so many are under way
+    given = {"--rounds": "2", "--num-clients": clients, "--devices": "1"}
+    if "--personal" not in words:  # which names layers of the model
+        given["--model"] = "linear"
+    told = {"--resume", "--help", "--config"} & {*words}
+    pairs = [] if told else [pair for pair in given.items() if pair[0] not in words]
+    return [word for pair in pairs for word in pair]
+
+
 @pytest.mark.slow
+@pytest.mark.usefixtures("shared_programs")
 @pytest.mark.parametrize("page", dict.fromkeys(page for page, _ in HERE), ids=str)
 def test_the_command_lines_of_a_page_run_one_after_the_other(
     page, elsewhere, monkeypatch, capsys
 ):
-    """On the digits, of two rounds and trials; runs that a page does not make are made."""
+    """On the digits, of two rounds and trials; runs that a page does not make are made.
+
+    Where a page names no model, it is a linear one of six clients, on one device.
+    """
     monkeypatch.setitem(REGISTERED, "algorithm", {})
     write_files(elsewhere)
     for file in ("run.toml", "sweep.toml", "space.toml"):
-        text = re.sub(r"(?m)^rounds *=.*", "rounds = 2", Path(file).read_text())
-        Path(file).write_text(text.replace("500", "10").replace('"mnist"', '"digits"'))
+        tiny = 'rounds = 2\nmodel = "linear"\nnum_clients = 6\ndevices = 1'
+        text = re.sub(r"(?m)^rounds *=.*", tiny, Path(file).read_text())
+        text = text.replace("500", "10").replace('"mnist"', '"digits"')
+        Path(file).write_text(text.replace("seed = [0, 1, 2]", "seed = [0, 1]"))
     for line in [line for of, line in HERE if of == page]:
         _, command, *words = shlex.split(re.sub(r"[\[\]]", "", line), comments=True)
         short = {"--rounds": "2", "--trials": "2", "--orders": "2"}
         pairs = zip(["", *words], words, strict=False)
         words = [short.get(before, word) for before, word in pairs]
-        if command == "run" and not {"--rounds", "--resume", "--help"} & {*words}:
-            words += ["--rounds", "2"]
+        if command == "run":
+            words += small(words)
+        if command == "tune" and "--trials" not in words:
+            words += ["--trials", "2"]
         if command in ("compare", "report"):
             for folder in (word for word in words if word.startswith("runs/")):
                 if not Path(folder).exists():
-                    assert main(["run", "--rounds", "2", "--folder", folder]) == 0
+                    assert main(["run", "--folder", folder, *small([])]) == 0
         code = main([command, *words])
         assert code == 0, f"{line}: {capsys.readouterr().err}"
 
