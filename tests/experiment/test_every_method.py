@@ -38,10 +38,12 @@ NEEDS = {
 OF_PUBLIC = ("feddf", "fnr", "fedavg_pubft", "public_only")
 # that show more than the others
 SHOWING = (*NEEDS, *OF_PUBLIC[1:], "ditto", "fedssg")
+# that command lines of pages run and show, in test_readme.py
+ON_PAGES = ("fedbuff", "fedgsnr", "fedveca", "fnr", "gift")
 
 
-def of_each(mark):
-    marks = lambda name: () if name in SHOWING else mark
+def of_each(mark, but=()):
+    marks = lambda name: () if name in SHOWING and name not in but else mark
     return [pytest.param(name, marks=marks(name)) for name in ALGORITHMS]
 
 
@@ -66,7 +68,7 @@ def test_a_long_run_may_try_lanes(name, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", of_each(pytest.mark.campaign))
+@pytest.mark.parametrize("name", of_each(pytest.mark.campaign, ON_PAGES))
 def test_a_run_ends_with_a_record_and_a_table(name, tmp_path):
     config = config_of(name, folder=str(tmp_path / "run"))
     assert uses_public(build(config).algorithm) == (name in OF_PUBLIC)
