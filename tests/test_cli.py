@@ -253,6 +253,7 @@ def test_flags_may_be_written_with_dashes_or_underscores():
         ("--lr 5", "lr", 5.0),
         ("--lr -.5", "lr", -0.5),
         ("--lr -inf", "lr", -math.inf),
+        ("--lr -Infinity", "lr", -math.inf),
         ("--clip-norm=none", "clip_norm", None),
         ("--devices auto", "devices", "auto"),
         ("--devices 2", "devices", 2),

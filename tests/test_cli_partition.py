@@ -141,6 +141,7 @@ def test_the_file_of_a_run_gives_its_split_and_flags_win(elsewhere):
             "--alpha says how a run trains, and fedjax-adapt partition trains",
         ),
         ("--algorithm fedavg", "--algorithm says how a run trains"),
+        ("--resume", "--resume says how a run trains"),
         ("--no-gate-alignment", "--no-gate-alignment says how a run trains"),
         (
             "--num-cliens 3",

@@ -273,7 +273,11 @@ def words_of(arguments: Sequence[str]) -> dict[str, list[str]]:
 
 def _check_words(arguments: Sequence[str], names: Iterable[str], command: str) -> None:
     """Raises SettingError at a word that should be a flag, and is not written as one."""
-    short = [word for word in arguments if re.match(r"-(?!inf$|nan$)[^-\d.]", word)]
+    short = [
+        word
+        for word in arguments
+        if re.match(r"(?i:-(?!inf$|infinity$|nan$)[^-\d.])", word)
+    ]
     for word in [*arguments[:1], *short]:
         if word.startswith("--"):
             continue
@@ -289,7 +293,8 @@ def _whose(name: str, flags: Sequence[str], command: str) -> str:
     """The end of a sentence about a flag that a command does not have."""
     # options of a partition or a data set are flags there, of the one that is chosen
     kinds = ("algorithm", "model") if command == "partition" else KINDS
-    if command == "run" or not is_setting(name, kinds):
+    of_runs = is_setting(name, kinds) or (command, name) == ("partition", "resume")
+    if command == "run" or not of_runs:
         return f"is not a flag of this {command}; {suggestion(f'--{name}', flags, command)}"
     if command == "partition":
         return (
@@ -311,7 +316,7 @@ def _value(flag: str, annotation: Any, words: list[str]) -> Any:
     elif annotation is bool:
         return True
     else:
-        lists = [[_parse_word(word, annotation) for word in words], words]
+        lists = [list(map(_parse_word, words)), words]
         single = [values[0] for values in lists if len(words) == 1]
         for form in [*single, *lists]:
             with contextlib.suppress(TypeError):
@@ -323,9 +328,9 @@ def _value(flag: str, annotation: Any, words: list[str]) -> Any:
     raise SettingError(f"{' '.join([flag, *words])}: {wish}.")
 
 
-def _parse_word(word: str, annotation: Any) -> Any:
-    """The truth or number that a word is where its flag may take one; else the word."""
-    if bool in typing.get_args(annotation) and word.lower() in ("true", "false"):
+def _parse_word(word: str) -> Any:
+    """The truth or number that a word is; else the word."""
+    if word.lower() in ("true", "false"):
         return word.lower() == "true"
     for number in (int, float):
         with contextlib.suppress(ValueError):

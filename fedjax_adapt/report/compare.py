@@ -278,9 +278,8 @@ def _sheet(
         notes += on_bases(group.lines, shown, bases, called)
     elif group.ranked and called is not None:
         notes.append(f"no difference: {called} was not tested on these examples")
-    elif (
-        called is None and len({*named}) > 1 and (several := with_several_lines(group))
-    ):
+    several, num_methods = with_several_lines(group)
+    if called is None and several and num_methods > 1:
         notes.append(
             f"no difference: {', '.join(several)} {'have' if len(several) > 1 else 'has'} "
             "several lines, and the best by test accuracy is not a base; name "
@@ -362,7 +361,10 @@ def _columns(settings: Sequence[dict[str, list]]) -> dict[str, str]:
     found = [n for n in found if all(len(of.get(n, "-")) == 1 for of in settings)]
     short = [name.rpartition(".")[2] for name in found]
     pairs = zip(found, short, strict=True)
-    return {full: full if short.count(name) > 1 else name for full, name in pairs}
+    taken = lambda name: (
+        short.count(name) > 1 or name in ("rank", "method", "n", "best")
+    )
+    return {full: full if taken(name) else name for full, name in pairs}
 
 
 def _all_given(lines: Sequence[Line], names: Sequence[str]) -> list[str]:

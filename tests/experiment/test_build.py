@@ -17,11 +17,11 @@ def built(**settings):
     return build(from_settings(SMALL | settings))
 
 
-def test_a_folder_of_files_that_no_one_reads_is_said():
-    with pytest.warns(
-        UserWarning, match="^data_dir=/x does nothing: dataset=digits reads"
-    ):
-        built(data_dir="/x")
+@pytest.mark.parametrize("name", ["digits", "synthetic", "gaussian_images"])
+def test_a_folder_of_files_that_no_one_reads_is_said(name):
+    says = f"^data_dir=/x does nothing: dataset={name} reads"
+    with pytest.warns(UserWarning, match=says):
+        built(dataset=name, data_dir="/x")
 
 
 @pytest.mark.slow

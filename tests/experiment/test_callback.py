@@ -1,6 +1,7 @@
 """A callback of a run and of a sweep: what it hears, and what it stops."""
 
 import errno
+import importlib
 from pathlib import Path
 
 import jax
@@ -11,13 +12,16 @@ from test_sweep import RUN
 from tiny_runs import MADE
 
 from fedjax_adapt.experiment import checkpoint as checkpoints
-from fedjax_adapt.experiment import read_run, run, sweep
+from fedjax_adapt.experiment import files as listed
+from fedjax_adapt.experiment import read_run, run, store, sweep
 from fedjax_adapt.experiment.store import read_table
 from fedjax_adapt.report.compare import sheets
 from fedjax_adapt.report.tables import summary_table
 
 pytestmark = pytest.mark.usefixtures("shared_programs")
 
+# `sweep` of the package is the function
+sweeps = importlib.import_module("fedjax_adapt.experiment.sweeps.sweep")
 TOTALS = ("local_steps", "bytes_up", "bytes_down", "simulated_seconds")
 GRID = {"run": RUN, "grid": [{"lr": [0.03, 0.1, 0.3]}]}
 
@@ -290,7 +294,7 @@ def test_what_a_try_has_left_that_was_killed_at_its_end_is_not_a_trials(
         with pytest.raises(OSError, match="no space left"):
             sweep(only, place, side_by_side=2)
     first = place / "trials" / "0000"
-    assert (first / "checkpoints").exists() and (first / "partition").exists()
+    assert (first / "checkpoints").exists() and any(place.glob("groups/*/last/0"))
     stop = lambda figures: figures["trial"] == 0 and figures["round"] == 2
     found = sweep(only, place, resume=True, side_by_side=2, callback=stop)
     rows = found.results.to_pylist()
@@ -324,3 +328,62 @@ def test_a_run_that_was_killed_after_a_stop_of_progress_hears_the_rest(tiny):
     heard = []
     run(config, resume=True, callback=lambda figures: heard.append(figures["round"]))
     assert heard == list(range(saved + 1, 8))
+
+
+class Killed(BaseException):
+    """As kill -9: nothing of the package handles it."""
+
+
+@pytest.mark.slow
+def test_a_kill_while_a_trial_is_finished_loses_no_accuracy_of_clients(
+    tmp_path, monkeypatch
+):
+    """Its table is being replaced: off the list of the folder, and not yet on it."""
+    only, place = {"run": RUN, "grid": {"lr": [0.03, 0.1]}}, tmp_path / "cut"
+    append = store.append
+
+    def killed(folder, name, rows, last_round):
+        append(folder, name, rows, last_round)
+        if name == store.PARTITION:
+            listed.strike(folder, list((folder / name).iterdir()))
+            raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "append", killed)
+        with pytest.raises(Killed):
+            sweep(only, place, side_by_side=2)
+    rows = sweep(only, place, resume=True, side_by_side=2).results.to_pylist()
+    assert all(row["client_accuracy_mean"] is not None for row in rows)
+    assert not any(place.glob("groups/*/last"))
+
+
+@pytest.mark.slow
+def test_trials_that_were_stopped_keep_their_end_where_nobody_listens_any_more(
+    tmp_path, monkeypatch
+):
+    only, place = {"run": RUN, "grid": {"lr": [0.03, 0.1]}}, tmp_path / "cut"
+
+    def killed(*_):
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(sweeps, "write_trials", killed)
+        with pytest.raises(Killed):
+            stop = lambda figures: figures["round"] == 2
+            sweep(only, place, side_by_side=2, callback=stop)
+    rows = sweep(only, place, resume=True, side_by_side=2).results.to_pylist()
+    assert [row["stopped_round"] for row in rows] == [2, 2]
+    assert all(row["client_accuracy_mean"] is not None for row in rows)
+    assert (place / "trials" / "0000" / "checkpoints").exists()
+
+
+@pytest.mark.slow
+def test_a_summary_that_is_gone_is_said_when_its_sweep_goes_on(tmp_path):
+    place = tmp_path / "cut"
+    only = {"run": RUN, "grid": {"lr": [0.03, 0.1]}}
+    sweep(only, place, side_by_side=2)
+    listed.strike(place, [place / "summary.json"])
+    for path in (place, place / "trials" / "0001"):
+        (path / "summary.json").unlink()
+    with pytest.raises(ValueError, match="trials/0001/summary.json is missing"):
+        sweep(only, place, resume=True, side_by_side=2)

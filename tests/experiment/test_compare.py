@@ -161,6 +161,17 @@ def test_settings_have_columns_in_place_of_costs(finished):
     assert sheet.numbers == sheets(folders)[0].numbers
 
 
+def test_settings_of_one_name_or_of_a_columns_have_their_full_names_in_columns():
+    settings = {"model.lr": ["1"], "refine.lr": ["2"], "seed": ["0", "1"]}
+    settings |= {"model.rank": ["4"], "model.width": ["8"]}
+    assert compare._columns([settings]) == {
+        "model.lr": "model.lr",
+        "refine.lr": "refine.lr",
+        "model.rank": "model.rank",
+        "model.width": "width",
+    }
+
+
 def test_trials_without_figures_are_one_sentence():
     said = lambda *lost: compare._without_figures(Path("s"), lost)
     assert said(3) == "s: trial 3 diverged and has no figures"
@@ -712,6 +723,7 @@ def test_nothing_is_chosen_by_test(finished, capsys):
     )
     (of_one,) = sheets(folders[:2])  # with nothing to differ from nothing is said
     assert not any("no difference" in note for note in of_one.notes)
+    assert "to base" not in of_one.head
     assert "to base" in sheets(folders, base="fedavg")[0].head
     assert "to base" in sheets([folders[0], folders[2]])[0].head
     leaks = [

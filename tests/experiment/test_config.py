@@ -560,6 +560,8 @@ def test_conversion_promotes_integers_and_lists_but_nothing_else():
         (bool, 1),
         (str, 1),
         (Literal["a"], "b"),
+        (Literal[1], True),
+        (Literal[1], 1.0),
         (tuple[int, ...], 3),
         (int | None, "x"),
     ]:

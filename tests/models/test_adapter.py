@@ -36,6 +36,25 @@ class Dropping(nnx.Module):
         return self.last(self.drop(self.first(x)))
 
 
+class Noisy(nnx.Module):
+    """Of two halves, with noise between them in training."""
+
+    def __init__(self, rngs):
+        self.body, self.out = nnx.Linear(4, 3, rngs=rngs), nnx.Linear(3, 2, rngs=rngs)
+
+    def features(self, x):
+        return self.body(x)
+
+    def head(self, features):
+        return self.out(features)
+
+    def __call__(self, x, rngs=None):
+        features = self.features(x)
+        if rngs is not None:
+            features = features + jax.random.normal(rngs.noise(), features.shape)
+        return fa.Outputs(self.head(features), features)
+
+
 class BatchNormed(nnx.Module):
     def __init__(self, rngs):
         self.norm = nnx.BatchNorm(4, rngs=rngs)
@@ -449,3 +468,11 @@ def test_moments_of_another_shape_than_the_inputs_are_refused(name, shape):
         fa.classification(pair, (4, 4, 1), **{name: np.ones(shape)})
     for fits in (2.0, np.ones(1), np.ones((4, 1, 1)), np.ones((4, 4, 1))):
         fa.classification(pair, (4, 4, 1), **{name: fits})
+
+
+def test_a_module_of_two_halves_that_asks_for_rngs_has_them_in_training():
+    task = fa.classification(Noisy, (4,))
+    params = task.init(KEY)
+    assert task.head is not None  # it is split
+    one, two = (task.apply_train(params, X, jax.random.key(k)).logits for k in (1, 2))
+    assert not np.array_equal(one, two)

@@ -7,6 +7,7 @@ trials/NNNN/                     a run folder for each of them, with its last st
 groups/NNN-ALGORITHM/group.toml  which trials, and how many of them at once
 groups/.../metrics/              as of a run, and trial, diverged_round and stopped_round
 groups/.../clients/              as of a run, and trial; gone when it is done
+groups/.../last/N/               of trial N the accuracy on each client at its end; likewise
 groups/.../checkpoints/          the states of all its trials; gone when it is done
 groups/.../summary.json          a group that has one is done
 own.json                         what was a user's own, or revised, if anything was
@@ -59,6 +60,7 @@ if TYPE_CHECKING:
 
 # of the summary of a trial: accuracies by client, and all that is in a row
 BY_CLIENT = ("client_accuracy", "personal_accuracy")
+LAST = "last"  # of a group that is not done, a table for each trial, see `write_last`
 TOLD = (
     *("class_accuracy", "rounds", "accuracy", "loss", "best_accuracy", "best_round"),
     *("last_mean", "last_std", "last_count", "rounds_to", "area_under_curve"),
@@ -325,7 +327,8 @@ def write_trials(
                     classes = federation.skew.label_counts.shape[1]
                     known[which] = skew(data.rows(), federation.labels, classes)
             with_skew = federation._replace(skew=known[which])
-            last = store.read_table(path, store.PARTITION)  # see `write_last`
+            # not of the trial's own folder, where a kill could lose it: see `files.strike`
+            last = store.read_table(group, f"{LAST}/{number}")
             names = [name for name in BY_CLIENT if name in last.column_names]
             each = {name: last[name].to_pylist() for name in names}
             about = config, with_skew, program, commit, each
@@ -334,6 +337,7 @@ def write_trials(
 
 def write_last(
     folder: Path,
+    by_client: tuple[Path, str],
     state: State,
     config: Config,
     first: Config,
@@ -341,11 +345,11 @@ def write_last(
     data: FederatedDataset,
     devices: int,
 ) -> None:
-    """Writes the last state of a trial, and its accuracy on each client, into its folder.
+    """Writes the last state of a trial into its folder, and its accuracy on each client.
 
-    Of the table `store.PARTITION` it is the part that `write_trials` does not know. Config
-    and `data` are those of the trial, `first` and the federation those of the first of its
-    group.
+    The latter goes into the table `by_client` of the group, from where `write_trials` takes
+    it. Config and `data` are those of the trial, `first` and the federation those of the
+    first of its group.
     """
     files.make(folder)
     store.begin_list(folder)  # before its state, which is of it
@@ -356,6 +360,5 @@ def write_last(
         if others and algorithm.local.personal is not None:
             algorithm = completed(config, build_algorithm(config), federation)
         each = accuracy_by_client(algorithm, federation.task, data, state, devices)
-        rows = {"client": list(range(data.num_clients)), **each}
-        store.append(folder, store.PARTITION, rows, 0)
+        store.append(*by_client, each, 0)
     checkpoint.save(folder / store.CHECKPOINTS, state, int(state.round))

@@ -132,7 +132,8 @@ def _run(
         runner = _Runner(path, group, before, total, progress, callback)
         if store.read_summary(runner.path) is None:
             runner.run(place, side_by_side, commit)
-        for name in (store.CHECKPOINTS, "clients"):  # whose rows the trials have
+        # the trials have what is in them
+        for name in (store.CHECKPOINTS, "clients", results.LAST):
             store.drop(runner.path, name)
         done = [place / records.trial_folder(trial.number) for trial in group.trials]
         files.enter_lists(place, [runner.path, *done])
@@ -194,7 +195,9 @@ def check_begun(folder: Path, group: Group) -> None:
             "program; give another folder."
         )
     # a table that an earlier version wrote
-    of_before = os.path.lexists(begun.with_name("trials"))
+    of_before = group.trials[0].config.evaluate_clients and os.path.lexists(
+        begun.with_name("trials")
+    )
     if of_before and store.read_summary(begun.parent) is None:
         raise SettingError(
             f"folder={folder} was begun by a fedjax-adapt that kept the accuracy on "
@@ -323,7 +326,7 @@ class _Runner:
             *(self.path, federation, configs, self.callback),
             *(trials, base, place, done - base),
         )
-        if self.callback is not None and log.all_over:
+        if log.all_over:
             return  # and what they came to is written
         accuracy = f"{_shown(members)} {log.accuracy.replace('_', ' ')}"
         shown = f"{self.group.name}, {accuracy}"
@@ -342,13 +345,14 @@ class _Runner:
                 shared = mesh.to_read(shared, devices)
             for i, (trial, row) in enumerate(zip(members, rows, strict=True)):
                 folder = place / records.trial_folder(trial.number)
+                by_client = self.path, f"{results.LAST}/{trial.number}"
                 if log.has_state(trial.number, done):
                     data = compiled.partitions.put_into(shared, row)
                     whose = trial.config, config, federation, data, devices
-                    write_last(folder, compiled.of_trial(state, i), *whose)
+                    write_last(folder, by_client, compiled.of_trial(state, i), *whose)
                 else:  # what a try has left that was killed here and ended otherwise
-                    for name in (store.CHECKPOINTS, store.PARTITION):
-                        store.drop(folder, name)
+                    store.drop(folder, store.CHECKPOINTS)
+                    store.drop(*by_client)
 
         at = done - base
         train_in(self.path, config, program, state, at, log, report, at_end)
