@@ -548,7 +548,7 @@ def test_a_killed_sweep_goes_on_with_the_same_command(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("what", [("metrics", 7), ("partition", 0)])
+@pytest.mark.parametrize("what", [("metrics", 7), ("last/0", 0)])
 def test_where_rows_cannot_be_written_no_state_of_a_trial_is(
     tmp_path, three, monkeypatch, what
 ):
@@ -563,7 +563,7 @@ def test_where_rows_cannot_be_written_no_state_of_a_trial_is(
     monkeypatch.setattr(store, "append", full)
     with pytest.raises(OSError, match="No space left"):
         sweep(THREE, folder, side_by_side=2)
-    assert (folder / "trials").exists() == (what[0] == "partition")
+    assert (folder / "trials").exists() == (what[0] == "last/0")
     assert not list(folder.glob("trials/*/checkpoints"))
     monkeypatch.undo()
     found = sweep(THREE, folder, resume=True, side_by_side=2)
