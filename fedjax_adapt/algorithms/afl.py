@@ -291,6 +291,7 @@ def means_of_trial(rounds: Mapping[str, Any]) -> dict[str, Array]:
 
 
 def _policy(
+    *,
     budget: float | None,
     phi: float,
     hold: float,
@@ -511,13 +512,13 @@ def afl(
         )
         return with_steps(as_base(base), fixed)
     policy = _policy(
-        budget,
-        phi,
-        hold,
-        step_seconds,
-        aggregation_seconds,
-        max_steps,
-        trial_steps,
+        budget=budget,
+        phi=phi,
+        hold=hold,
+        step_seconds=step_seconds,
+        aggregation_seconds=aggregation_seconds,
+        max_steps=max_steps,
+        trial_steps=trial_steps,
     )
     return with_steps(remembering(as_base(base)), policy)
 

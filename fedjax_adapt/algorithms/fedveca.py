@@ -123,7 +123,12 @@ def fedveca(
             "smaller one.",
             setting="initial_steps",
         )
-    policy = _policy(alpha, max_steps, initial_steps, full_gradient)
+    policy = _policy(
+        alpha=alpha,
+        max_steps=max_steps,
+        initial_steps=initial_steps,
+        full_gradient=full_gradient,
+    )
     if base is not None:
         if accept != "off":
             raise SettingError(
@@ -193,7 +198,7 @@ def veca_steps(algorithm: Algorithm) -> StepPolicy:
 
 
 def _policy(
-    alpha: float, max_steps: int, initial_steps: int, full_gradient: bool
+    *, alpha: float, max_steps: int, initial_steps: int, full_gradient: bool
 ) -> StepPolicy:
     """The number of local steps, of arguments that are checked."""
 

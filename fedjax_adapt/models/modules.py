@@ -147,7 +147,7 @@ def functions_of(
     module: Any,
     init: Callable[[Key], Params],
     bind: Callable[[Params, Key | None], Any],
-    told: Callable[[Key | None], dict[str, Any]],
+    keywords: Callable[[Key | None], dict[str, Any]],
     example: jax.ShapeDtypeStruct,
     silent: str | None,
     draws: bool = False,
@@ -159,7 +159,7 @@ def functions_of(
       module: of the kind that `bind` returns.
       init: draws the parameters.
       bind: (params, key) -> the module to call.
-      told: key -> what it is given by name, besides its inputs.
+      keywords: key -> its keyword arguments, besides its inputs.
       example: of its inputs.
       silent: as in `Model`.
       draws: whether it is random in training without being given anything.
@@ -174,7 +174,7 @@ def functions_of(
                 features = bound.features(x)
                 return Outputs(bound.head(features), features)
             try:
-                return outputs_of(bound(x, **told(key)))
+                return outputs_of(bound(x, **keywords(key)))
             except InvalidRngError:  # of linen, which has every stream in training
                 raise SettingError(
                     f"{type(module).__name__} draws random numbers when it is evaluated, "
@@ -190,8 +190,8 @@ def functions_of(
         return jax.vmap(function)(features) if each else function(features)
 
     composed, kind = partial(call, split=True), type(module)
-    split = not told(None) and is_split(kind, init, call, composed, example)
-    in_training = told(jax.random.key(0))
+    split = not keywords(None) and is_split(kind, init, call, composed, example)
+    in_training = keywords(jax.random.key(0))
     trained = partial(call, split=split and not in_training)
     loss = getattr(module, "loss", None)
     return Model(
@@ -298,13 +298,13 @@ def from_nnx(model: nnx.Module | Callable, example: jax.ShapeDtypeStruct) -> Mod
         # a module in evaluation mode asks for no random numbers, but has their streams
         return nnx.merge(kept, nnx.from_flat_state(state), _streams(random, key))
 
-    def told(key):
+    def keywords(key):
         rngs = {"rngs": nnx.Rngs(key)} if asks_rngs and key is not None else {}
         return mode(key is not None) | rngs
 
     hint = "build it with nnx.Dropout(rate, rngs=rngs)"
     silent = never_drops(name, hint) if mute else None
-    return functions_of(module, init, bind, told, example, silent, draws)
+    return functions_of(module, init, bind, keywords, example, silent, draws)
 
 
 def _streams(random: nnx.State, key: Key | None = None) -> nnx.State:
@@ -363,6 +363,6 @@ def from_linen(module: linen.Module, example: jax.ShapeDtypeStruct) -> Model:
         return module.bind({"params": params}, rngs=rngs)
 
     init = lambda key: variables(key)["params"]
-    told = lambda key: mode(key is not None)
+    keywords = lambda key: mode(key is not None)
     silent = never_drops(name, SAY_MODE) if mute else None
-    return functions_of(module, init, bind, told, example, silent)
+    return functions_of(module, init, bind, keywords, example, silent)

@@ -241,9 +241,9 @@ def _from_equinox(model: Any, example: jax.ShapeDtypeStruct) -> Model:
         whole = structure.unflatten([flat[path] for path in names])
         return eqx.combine(whole, evaluated if key is None else trained)
 
-    told = lambda key: mode(key is not None) | dict.fromkeys(asked, key)
+    keywords = lambda key: mode(key is not None) | dict.fromkeys(asked, key)
     silent = never_drops(name, hint) if _equinox_drops(made) and not asked else None
-    return functions_of(made, init, bind, told, example, silent, each=True)
+    return functions_of(made, init, bind, keywords, example, silent, each=True)
 
 
 def _equinox_drops(module: Any) -> bool:

@@ -32,7 +32,7 @@ def bases_of(
         or several have the settings of another line.
     """
     if base is None:
-        best = lambda x: 0 if x.ranked and not with_several_lines(x)[0] else None
+        best = lambda x: 0 if x.ranked and not with_several_lines(x) else None
         return [[best(group)] * len(group.lines) for group in found]
     paths, bases = {path.resolve() for path in runs_in(base)}, []
     for group in found:
@@ -74,11 +74,11 @@ def _meant(group: Group, base: str, paths: set[Path]) -> list[int]:
     return here
 
 
-def with_several_lines(group: Group) -> tuple[list[str], int]:
-    """The methods with several lines of test accuracy, and how many methods there are."""
+def with_several_lines(group: Group) -> list[str]:
+    """The methods with several lines of test accuracy."""
     names = [method_of(first_of(line)[0], None) for line in group.lines]
-    tested, methods = group.accuracy == ACCURACY, dict.fromkeys(names)
-    return [x for x in methods if tested and names.count(x) > 1], len(methods)
+    tested = group.accuracy == ACCURACY
+    return [x for x in dict.fromkeys(names) if tested and names.count(x) > 1]
 
 
 def _base_of_each(lines: Sequence[Line], here: Sequence[int], base: str) -> Bases:

@@ -278,8 +278,9 @@ def _sheet(
         notes += on_bases(group.lines, shown, bases, called)
     elif group.ranked and called is not None:
         notes.append(f"no difference: {called} was not tested on these examples")
-    several, num_methods = with_several_lines(group)
-    if called is None and several and num_methods > 1:
+    several = with_several_lines(group)
+    methods_there = {method_of(config, None) for config, _ in group.runs}
+    if called is None and several and len(methods_there) > 1:
         notes.append(
             f"no difference: {', '.join(several)} {'have' if len(several) > 1 else 'has'} "
             "several lines, and the best by test accuracy is not a base; name "
