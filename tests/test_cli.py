@@ -612,6 +612,7 @@ def test_a_shell_completes_commands_flags_and_names(capsys, monkeypatch, columns
     ]
     assert completed("run", "--folder", "") == []  # bash goes on with files
     assert completed("run", "--evaluate-on", "") == ["test", "validation"]
+    assert completed("run", "--corrupt", "n") == ["none", "noisy_inputs"]
     assert completed("run", "--algorithm", "=", "fedv") == ["fedveca", "fedvra"]
     assert completed("run", "--shuffle", "=") == ["epoch", "replacement", "none"]
     assert completed("completion", "") == ["bash", "zsh"]

@@ -86,15 +86,19 @@ def _flags(command: str) -> dict[str, str]:
         if width is not None:
             os.environ["COLUMNS"] = width
     found: dict[str, str] = {}
-    for line in said.getvalue().splitlines():
+    # names that follow a flag may take two lines
+    shown = re.sub(
+        r"\{[^{}]*\}", lambda x: re.sub(r"[\s│|]", "", x[0]), said.getvalue()
+    )
+    for line in shown.splitlines():
         # in a box or without; what is said of a flag stands further to the right
-        if shown := re.match(rf"[│| ] ({FLAG}(?:, {FLAG})*)", line):
+        if flag := re.match(rf"[│| ] ({FLAG}(?:, {FLAG})*)", line):
             choices = re.search(r"\{([^{}]+)\}", line)
             names = choices[1].split(",") if choices else []
             # where anything but none may be written, a file is what can be completed
             names = [] if names == ["None"] else names
             words = " ".join(names).replace("None", "none")
-            found |= dict.fromkeys(shown[1].split(", "), words)
+            found |= dict.fromkeys(flag[1].split(", "), words)
     for kind in KINDS:
         if f"--{kind}" in found:
             functions = built_in(kind)

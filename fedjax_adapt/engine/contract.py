@@ -9,6 +9,7 @@ jax_enable_x64, a floating number may come in another and is rounded to what `in
 a local step rounds its model.
 """
 
+import sysconfig
 import traceback
 from collections.abc import Callable, Mapping
 from functools import partial, update_wrapper
@@ -43,6 +44,8 @@ from ..errors import SettingError
 from . import returned
 
 MOST = 160  # characters of what another error says
+PACKAGE = str(Path(__file__).parents[1])
+LIBRARIES = PACKAGE, sysconfig.get_path("purelib"), sysconfig.get_path("stdlib")
 
 # part -> (what it is given, what it returns)
 TAKES = {
@@ -164,9 +167,13 @@ def _raised(part: str, function: Callable, error: Exception) -> Exception:
         is_call = isinstance(error, TypeError) and _code(reached[-1]) is entered[-1]
         named = named if is_call else reached[-1]
     name, code = f"{part} ({_name(named)})", _code(named)
-    lines = {f.filename: f.lineno for f in traceback.extract_tb(trace)[1:]}
-    line = code and lines.get(code.co_filename)
-    place = f" at {Path(code.co_filename).name}:{line}" if code and line else ""
+    frames = traceback.extract_tb(trace)[1:]
+    lines = {f.filename: f.lineno for f in frames}
+    file = code.co_filename if code else ""
+    if file.startswith(PACKAGE):  # a wrapper: the innermost of what a user wrote
+        others = [x.filename for x in frames if not x.filename.startswith(LIBRARIES)]
+        file = others[-1] if others else file
+    place = f" at {Path(file).name}:{lines[file]}" if file in lines else ""
     says = (str(error).strip().splitlines() or [""])[0][:MOST].rstrip(".")
     traced = isinstance(error, jax.errors.ConcretizationTypeError)
     hint = "write jnp.where(condition, a, b) for if, and " if traced else ""

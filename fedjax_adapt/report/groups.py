@@ -7,6 +7,7 @@ has settings of its own.
 """
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -95,9 +96,9 @@ def groups(folders: Sequence[str | Path]) -> list[Group]:
     """
     found: dict[Tested, list[Run]] = {}
     runs = [run for folder in folders for run in runs_in(folder)]
-    paths = [run.resolve() for run in runs]
-    for folder, path in zip(runs, paths, strict=True):
-        if paths.count(path) > 1:
+    times = Counter(run.resolve() for run in runs)
+    for folder in runs:
+        if times[folder.resolve()] > 1:
             raise SettingError(f"{folder} is given more than once; give each run once.")
         record, summary = read_finished(folder)
         tested = _tested(record.config, summary)

@@ -177,6 +177,11 @@ def test_a_part_that_breaks_its_contract_is_named(algorithm, sentence, task, dat
     assert "\n" not in str(caught.value).split("\n----")[0]
 
 
+class Raises:
+    def __call__(self, *arguments):
+        return raises(*arguments)
+
+
 def inside(algorithm):
     return fa.with_averages(fa.with_compression(algorithm, fa.top_k(0.5)), clients=True)
 
@@ -190,6 +195,14 @@ INSIDE = {
     "correct": (inside(local(correct=raises)), "LocalRule.correct (raises)"),
     "partial": (inside(local(correct=partial(raises))), "LocalRule.correct (raises)"),
     "finish": (inside(local(finish=raises)), "LocalRule.finish (raises)"),
+    "one that is called": (
+        inside(local(correct=Raises())),
+        "LocalRule.correct (Raises)",
+    ),
+    "personal": (
+        fa.with_personal(local(correct=raises), "b"),
+        "LocalRule.correct (with_personal.added.<lambda>)",
+    ),
     "refine": (
         fa.Algorithm(refine=lambda *given: raises(*given)),
         "Refinement.server (<lambda>)",
@@ -209,10 +222,11 @@ def test_what_a_user_wrote_is_named_inside_a_wrapper(algorithm, named, task, dat
     assert str(caught.value).startswith(says)
 
 
-def test_what_a_wrapper_itself_calls_is_named_by_the_wrapper(task, data):
+def test_what_a_wrapper_itself_calls_is_found_where_a_user_wrote_it(task, data):
     base = server(update=adds, init=lambda params: 0.5)
     optimizer = optax.GradientTransformation(raises, raises)
-    says = r"^ServerRule.init \(with_server_optimizer.init\) raised .* at wrap.py:\d+: "
+    part = r"^ServerRule.init \(with_server_optimizer.init\)"
+    says = rf"{part} raised .* at test_parts.py:{LINE}: "
     with pytest.raises(fa.SettingError, match=says):
         fa.make_round(fa.with_server_optimizer(base, optimizer), task, data, PLAN)
 
