@@ -15,7 +15,7 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from string import ascii_lowercase
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..errors import SettingError
 from ..experiment.config import differing
@@ -186,125 +186,168 @@ def sheets(
     given = groups(folders)
     found = best_groups(given) if best else given
     made = [
-        _sheet(group, of, base, tuple(dict.fromkeys(targets)), settings_in_columns)
+        _sheet(_table_of(group, of, base, targets, settings_in_columns))
         for group, of in zip(found, bases_of(found, base, given), strict=True)
     ]
     made[-1].notes.extend(notes)
     return made
 
 
-def _sheet(
+class _Table(NamedTuple):
+    """What the rows and the notes of a table are made from. Lists: one of each line."""
+
+    group: Group
+    bases: Bases
+    named: str | None  # the base that a user named
+    reached: dict[float, list[Reached]]  # by target
+    names: list[str]  # by rank, or letters
+    methods: list[str]
+    short_methods: list[str]
+    settings: list[dict[str, list[Any]]]  # in which lines of the table differ
+    said: list[dict[str, list[str]]]  # these as they are shown
+    columns: dict[str, str] | None  # of settings, by their full names; None: of costs
+    own_models: list[str]  # the names of lines whose clients use models of their own
+
+    @property
+    def differs(self) -> bool:
+        """Whether there are differences to a base."""
+        has_base = any(place is not None for place in self.bases)
+        return has_base and (len(self.group.lines) > 1 or self.named is not None)
+
+
+def _table_of(
     group: Group,
     bases: Bases,
-    called: str | None,
+    named: str | None,
     targets: Sequence[float],
     settings_in_columns: bool,
-) -> Sheet:
-    has_base = any(place is not None for place in bases)
-    differs = has_base and (len(group.lines) > 1 or called is not None)
-    accuracy = shown_accuracy(group.accuracy) if group.ranked else "training accuracy"
-    best = "best" if group.ranked else "best training accuracy"
-    reached = [[_reached(line, target) for line in group.lines] for target in targets]
-    rows: list[dict[str, str]] = []  # cells by the names of columns
-    numbers: list[dict[str, Any]] = []
-    notes: list[str] = []
+) -> _Table:
+    lines = group.lines
     others = iter(differing([config for config, _ in group.runs]))
-    settings = [_of_line([next(others) for _ in line]) for line in group.lines]
-    named = [
-        ", ".join(dict.fromkeys(method_of(*run) for run in line.values()))
-        for line in group.lines
-    ]
-    methods, values = shortened(named), _shortened_values(settings)
-    columns = _columns(settings) if settings_in_columns else {}
-    called_by = lambda row: str(row + 1) if group.ranked else ascii_lowercase[row % 26]
-    names = [called_by(row) for row in range(len(group.lines))]
-    own_models = [
-        x for x, line in zip(names, group.lines, strict=True) if _is_own(line)
-    ]
-    for row, (line, place) in enumerate(zip(group.lines, bases, strict=True)):
-        shares, costs = {n: over_seeds(line, n) for n in SHARES}, _costs(line)
-        of_row = settings[row]
-        said = {
-            n: [values[n][shown_setting(v)] for v in of] for n, of in of_row.items()
-        }
-        cells = {
-            "rank" if group.ranked else "": names[row],
-            "method": methods[named[row]],
-            **{column: said.get(n, "-")[0] for n, column in columns.items()},
-            accuracy: share_text(shares["accuracy"]),
-            "n": str(len(line)),
-        }
-        known = {
-            "method": named[row],
-            "rank": row + 1 if group.ranked else None,
-            "seeds": list(line),
-            "folders": [summary["folder"] for _, summary in line.values()],
-        }
-        for figure, over in shares.items():
-            column = figure.replace("accuracy", group.accuracy)
-            known |= {column: over.mean, f"{column}.std": over.std}
-        if differs:
-            cells["to base"], more = _paired(group.lines, row, place)
-            known |= {"base": None if place is None else place + 1} | more
-        for target, of in zip(targets, reached, strict=True):
-            texts, more = _to_target(of[row], target)
-            cells, known = cells | texts, known | more
-            if differs:
-                theirs = None if place is None else of[place]
-                gain = f"speed-up to {target:g}"
-                cells[gain], more = _speed_up(of[row], theirs, target)
-                known |= more
-        cells[best] = share_text(shares["best_accuracy"])
-        if own_models:
-            each = sample(map(_of_clients, line.values()))
-            cells[BY_CLIENT] = share_text(each)
-            known |= {"by_client": each.mean, "by_client.std": each.std}
-        if not settings_in_columns:
-            rounds = costs["rounds"]
-            cells["rounds"] = "-" if rounds is None else short(rounds)
-            cells |= {name: _number(costs[name]) for name in ("MiB", *SOME)}
-            notes.append(f"{names[row]}: {_whose(line, said)}")
-        single = {n: v if len(v) > 1 else v[0] for n, v in of_row.items()}
-        known |= {**costs, "also_given": _given(line), "settings": single}
-        rows.append(cells)
-        numbers.append(known)
-    if settings_in_columns:
-        notes += _all_given(group.lines, names)
+    settings = [_of_line([next(others) for _ in line]) for line in lines]
+    values = _shortened_values(settings)
+    shown = lambda name, of: [values[name][shown_setting(value)] for value in of]
+    each = [dict.fromkeys(method_of(*run) for run in x.values()) for x in lines]
+    methods, places = list(map(", ".join, each)), range(len(lines))
+    shorter = shortened(methods)
+    names = [str(i + 1) if group.ranked else ascii_lowercase[i % 26] for i in places]
+    return _Table(
+        group,
+        bases,
+        named,
+        reached={x: [_reached(line, x) for line in lines] for x in targets},
+        names=names,
+        methods=methods,
+        short_methods=[shorter[method] for method in methods],
+        settings=settings,
+        said=[{name: shown(name, of) for name, of in x.items()} for x in settings],
+        columns=_columns(settings) if settings_in_columns else None,
+        own_models=[x for x, line in zip(names, lines, strict=True) if _is_own(line)],
+    )
+
+
+def _sheet(table: _Table) -> Sheet:
+    group, lines = table.group, range(len(table.group.lines))
+    rows, numbers = zip(*[_row(table, row) for row in lines], strict=True)
+    costs = [name for x in table.reached for name in (_column(n, x) for n in TAKEN)]
+    has_any = lambda name: any(row[name] != "-" for row in rows)
+    head = [x for x in rows[0] if x not in (*SOME, *costs) or has_any(x)]
+    shown = [[row[name] for name in head] for row in rows]
+    notes = _notes(table)
+    return Sheet(group.title, group.ranked, head, shown, list(numbers), notes)
+
+
+def _row(table: _Table, row: int) -> tuple[dict[str, str], dict[str, Any]]:
+    """A line of a table: cells by the names of columns, and numbers."""
+    group, place = table.group, table.bases[row]
+    line, name, said = group.lines[row], table.names[row], table.said[row]
+    shares, costs = {n: over_seeds(line, n) for n in SHARES}, _costs(line)
+    accuracy = shown_accuracy(group.accuracy) if group.ranked else "training accuracy"
+    cells = {
+        "rank" if group.ranked else "": name,
+        "method": table.short_methods[row],
+        **{x: said.get(n, "-")[0] for n, x in (table.columns or {}).items()},
+        accuracy: share_text(shares["accuracy"]),
+        "n": str(len(line)),
+    }
+    numbers = {
+        "method": table.methods[row],
+        "rank": row + 1 if group.ranked else None,
+        "seeds": list(line),
+        "folders": [summary["folder"] for _, summary in line.values()],
+    }
+    for figure, over in shares.items():
+        column = figure.replace("accuracy", group.accuracy)
+        numbers |= {column: over.mean, f"{column}.std": over.std}
+    if table.differs:
+        cells["to base"], more = _paired(group.lines, row, place)
+        numbers |= {"base": None if place is None else place + 1} | more
+    for target, of in table.reached.items():
+        texts, more = _to_target(of[row], target)
+        cells, numbers = cells | texts, numbers | more
+        if table.differs:
+            theirs = None if place is None else of[place]
+            gain = f"speed-up to {target:g}"
+            cells[gain], more = _speed_up(of[row], theirs, target)
+            numbers |= more
+    best = "best" if group.ranked else "best training accuracy"
+    cells[best] = share_text(shares["best_accuracy"])
+    if table.own_models:
+        each = sample(map(_of_clients, line.values()))
+        cells[BY_CLIENT] = share_text(each)
+        numbers |= {"by_client": each.mean, "by_client.std": each.std}
+    if table.columns is None:
+        rounds = costs["rounds"]
+        cells["rounds"] = "-" if rounds is None else short(rounds)
+        cells |= {name: _number(costs[name]) for name in ("MiB", *SOME)}
+    settings = {n: v if len(v) > 1 else v[0] for n, v in table.settings[row].items()}
+    return cells, numbers | {
+        **costs,
+        "also_given": _given(line),
+        "settings": settings,
+    }
+
+
+def _notes(table: _Table) -> list[str]:
+    """What stands below a table."""
+    group, lines = table.group, table.group.lines
+    if table.columns is None:
+        each = zip(table.names, lines, table.said, strict=True)
+        notes = [f"{name}: {_whose(line, said)}" for name, line, said in each]
+    else:
+        notes = _all_given(lines, table.names)
     notes += [f"{place + 1}: {why}" for place, why in group.why.items()]
-    if any(len(line) > 1 for line in group.lines):
+    if any(len(line) > 1 for line in lines):
         notes.append("mean over n seeds, ± their standard deviation")
-    if differs:
-        shown = [methods[method] for method in named]
-        notes += on_bases(group.lines, shown, bases, called)
-    elif group.ranked and called is not None:
-        notes.append(f"no difference: {called} was not tested on these examples")
+    if table.differs:
+        notes += on_bases(lines, table.short_methods, table.bases, table.named)
+    elif group.ranked and table.named is not None:
+        notes.append(f"no difference: {table.named} was not tested on these examples")
     several = with_several_lines(group)
     methods_there = {method_of(config, None) for config, _ in group.runs}
-    if called is None and several and len(methods_there) > 1:
+    if table.named is None and several and len(methods_there) > 1:
         notes.append(
             f"no difference: {', '.join(several)} {'have' if len(several) > 1 else 'has'} "
             "several lines, and the best by test accuracy is not a base; name "
             "one with compare --base"
         )
-    if own_models:
+    if table.own_models:
         which = sorted({client_examples_of(summary) for _, summary in group.runs})
-        others = ", else of the server's" if len(own_models) < len(names) else ""
+        whose = ", ".join(table.own_models)
+        others = ", else of the server's" if len(table.own_models) < len(lines) else ""
         ranked = "the rank is" if group.ranked else "other figures are"
         notes.append(
             f"{BY_CLIENT}: the mean over clients, on their own {' or '.join(which)}, "
-            f"of the client's own model in {', '.join(own_models)}{others}; {ranked} of "
-            "the server's model, which those clients do not use"
+            f"of the client's own model in {whose}{others}; {ranked} of the server's "
+            "model, which those clients do not use"
         )
     notes += lacking(group.runs)
     if stopped := [of["folder"] for _, of in group.runs if of.get("stopped_round")]:
         which = together(sorted(stopped))
         notes.append(f"stopped before the last round by a callback: {which}")
-    if targets:
-        notes += _on_seconds(group, names)
-    some = {*SOME, *(_column(name, target) for name in TAKEN for target in targets)}
-    head = [x for x in rows[0] if x not in some or {row[x] for row in rows} != {"-"}]
-    shown = [[row[name] for name in head] for row in rows]
-    return Sheet(group.title, group.ranked, head, shown, numbers, notes)
+    if table.reached:
+        notes += _on_seconds(group, table.names)
+    return notes
 
 
 def _of_clients(run: Run) -> float | None:
