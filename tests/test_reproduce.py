@@ -172,7 +172,8 @@ def test_runs_that_are_there_are_not_made_again(made, unchanging):
 
 
 @pytest.mark.slow
-def test_more_seeds_make_the_runs_that_lack(made, monkeypatch):
+def test_more_seeds_make_the_runs_that_lack(made, tmp_path, monkeypatch):
+    made = shutil.copytree(made, tmp_path / "copy")  # others count the runs of theirs
     before, real, run = runs_of(iid(made)[0])[0], reproduce.sweep, []
 
     def note(asked, folder, **more):
@@ -436,7 +437,10 @@ def test_smoke_is_beside_nothing_published(papers, tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_what_lacks_is_counted_where_the_steps_of_others_are_there(made, capsys):
+def test_what_lacks_is_counted_where_the_steps_of_others_are_there(
+    made, tmp_path, capsys
+):
+    made = shutil.copytree(made, tmp_path / "copy")
     told = ["reproduce", "some-table1", "--rows", "iid", "--folder", str(made)]
     told += ["--devices", "1"]
     assert main([*told, "--methods", "fedveca", "--seeds", "4"]) == 0
