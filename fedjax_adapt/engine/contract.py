@@ -9,6 +9,7 @@ jax_enable_x64, a floating number may come in another and is rounded to what `in
 a local step rounds its model.
 """
 
+import os
 import sysconfig
 import traceback
 from collections.abc import Callable, Mapping
@@ -44,7 +45,7 @@ from ..errors import SettingError
 from . import returned
 
 MOST = 160  # characters of what another error says
-PACKAGE = str(Path(__file__).parents[1])
+PACKAGE = f"{Path(__file__).parents[1]}{os.sep}"
 LIBRARIES = PACKAGE, sysconfig.get_path("purelib"), sysconfig.get_path("stdlib")
 
 # part -> (what it is given, what it returns)
