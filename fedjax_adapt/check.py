@@ -6,10 +6,12 @@ A value that JAX is tracing has no number to look at, so it passes: that is what
 
 import contextlib
 import difflib
+import functools
 import inspect
 import math
 import os
 import re
+import sysconfig
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -34,12 +36,26 @@ MEANT = {  # what others write, not like it by its letters
     "dirichlet_alpha": "concentration",
 }
 SHOWN = 160  # characters of a tree that a sentence quotes
+_LIBRARIES = tuple(
+    {Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib")}
+    | {Path(__file__).resolve().parent}
+)
+_INSTALLED = {"site-packages", "dist-packages"}  # folders of other libraries
 NEAR = 0.75  # of `closest`: mpl is near mlp (0.82), nope is not near copies (0.6)
 
 
 def is_tracer(value: Any) -> bool:
     """Whether JAX is tracing `value`, so that it has no number yet."""
     return isinstance(value, jax.core.Tracer)
+
+
+@functools.cache
+def is_of_library(file: str) -> bool:
+    """Whether code in `file` is Python's, this package's or an installed library's."""
+    path = Path(file).resolve()
+    if file.startswith("<frozen ") or _INSTALLED & set(path.parts):
+        return True
+    return any(path.is_relative_to(place) for place in _LIBRARIES)
 
 
 def _number(name: str, value: Any, wanted: str) -> float | None:

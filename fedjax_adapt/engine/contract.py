@@ -9,8 +9,6 @@ jax_enable_x64, a floating number may come in another and is rounded to what `in
 a local step rounds its model.
 """
 
-import os
-import sysconfig
 import traceback
 from collections.abc import Callable, Mapping
 from functools import partial, update_wrapper
@@ -45,8 +43,6 @@ from ..errors import SettingError
 from . import returned
 
 MOST = 160  # characters of what another error says
-PACKAGE = f"{Path(__file__).parents[1]}{os.sep}"
-LIBRARIES = PACKAGE, sysconfig.get_path("purelib"), sysconfig.get_path("stdlib")
 
 # part -> (what it is given, what it returns)
 TAKES = {
@@ -171,8 +167,8 @@ def _raised(part: str, function: Callable, error: Exception) -> Exception:
     frames = traceback.extract_tb(trace)[1:]
     lines = {f.filename: f.lineno for f in frames}
     file = code.co_filename if code else ""
-    if file.startswith(PACKAGE):  # a wrapper: the innermost of what a user wrote
-        others = [x.filename for x in frames if not x.filename.startswith(LIBRARIES)]
+    if check.is_of_library(file):  # a wrapper: the innermost of what a user wrote
+        others = [f.filename for f in frames if not check.is_of_library(f.filename)]
         file = others[-1] if others else file
     place = f" at {Path(file).name}:{lines[file]}" if file in lines else ""
     says = (str(error).strip().splitlines() or [""])[0][:MOST].rstrip(".")

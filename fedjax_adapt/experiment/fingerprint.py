@@ -13,10 +13,8 @@ import functools
 import hashlib
 import inspect
 import sys
-import sysconfig
 import types
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -26,11 +24,6 @@ import numpy as np
 from .. import check
 
 PLAIN = bool | int | float | complex | str | bytes | types.NoneType | types.EllipsisType
-_LIBRARY = tuple(
-    {Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib")}
-    | {Path(__file__).resolve().parents[1]}
-)
-_INSTALLED = {"site-packages", "dist-packages"}  # folders of other libraries
 
 
 def fingerprint(value: Any) -> str:
@@ -144,7 +137,7 @@ class _Traversal:
         enclosed = enclosed_by(function)
         yield from self.all([function.__defaults__, function.__kwdefaults__])
         yield from self.all([*enclosed, vars(function)])
-        if _is_of_library(function.__code__.co_filename):
+        if check.is_of_library(function.__code__.co_filename):
             yield function.__module__
             return
         yield self.of(function.__code__)
@@ -233,12 +226,4 @@ def _is_own_module(value: Any) -> bool:
     if value.__name__ == "__main__":
         return True
     file = getattr(value, "__file__", None)
-    return file is not None and not _is_of_library(file)
-
-
-@functools.cache
-def _is_of_library(file: str) -> bool:
-    path = Path(file).resolve()
-    if file.startswith("<frozen ") or _INSTALLED & set(path.parts):
-        return True
-    return any(path.is_relative_to(place) for place in _LIBRARY)
+    return file is not None and not check.is_of_library(file)

@@ -204,7 +204,7 @@ class _Table(NamedTuple):
     methods: list[str]
     short_methods: list[str]
     settings: list[dict[str, list[Any]]]  # in which lines of the table differ
-    said: list[dict[str, list[str]]]  # these as they are shown
+    shown: list[dict[str, list[str]]]  # these settings as text
     columns: dict[str, str] | None  # of settings, by their full names; None: of costs
     own_models: list[str]  # the names of lines whose clients use models of their own
 
@@ -226,7 +226,7 @@ def _table_of(
     others = iter(differing([config for config, _ in group.runs]))
     settings = [_of_line([next(others) for _ in line]) for line in lines]
     values = _shortened_values(settings)
-    shown = lambda name, of: [values[name][shown_setting(value)] for value in of]
+    texts = lambda name, of: [values[name][shown_setting(value)] for value in of]
     each = [dict.fromkeys(method_of(*run) for run in x.values()) for x in lines]
     methods, places = list(map(", ".join, each)), range(len(lines))
     shorter = shortened(methods)
@@ -240,7 +240,7 @@ def _table_of(
         methods=methods,
         short_methods=[shorter[method] for method in methods],
         settings=settings,
-        said=[{name: shown(name, of) for name, of in x.items()} for x in settings],
+        shown=[{name: texts(name, of) for name, of in x.items()} for x in settings],
         columns=_columns(settings) if settings_in_columns else None,
         own_models=[x for x, line in zip(names, lines, strict=True) if _is_own(line)],
     )
@@ -260,13 +260,13 @@ def _sheet(table: _Table) -> Sheet:
 def _row(table: _Table, row: int) -> tuple[dict[str, str], dict[str, Any]]:
     """A line of a table: cells by the names of columns, and numbers."""
     group, place = table.group, table.bases[row]
-    line, name, said = group.lines[row], table.names[row], table.said[row]
+    line, name, shown = group.lines[row], table.names[row], table.shown[row]
     shares, costs = {n: over_seeds(line, n) for n in SHARES}, _costs(line)
     accuracy = shown_accuracy(group.accuracy) if group.ranked else "training accuracy"
     cells = {
         "rank" if group.ranked else "": name,
         "method": table.short_methods[row],
-        **{x: said.get(n, "-")[0] for n, x in (table.columns or {}).items()},
+        **{x: shown.get(n, "-")[0] for n, x in (table.columns or {}).items()},
         accuracy: share_text(shares["accuracy"]),
         "n": str(len(line)),
     }
@@ -312,8 +312,8 @@ def _notes(table: _Table) -> list[str]:
     """What stands below a table."""
     group, lines = table.group, table.group.lines
     if table.columns is None:
-        each = zip(table.names, lines, table.said, strict=True)
-        notes = [f"{name}: {_whose(line, said)}" for name, line, said in each]
+        each = zip(table.names, lines, table.shown, strict=True)
+        notes = [f"{name}: {_whose(line, shown)}" for name, line, shown in each]
     else:
         notes = _all_given(lines, table.names)
     notes += [f"{place + 1}: {why}" for place, why in group.why.items()]

@@ -96,9 +96,10 @@ def groups(folders: Sequence[str | Path]) -> list[Group]:
     """
     found: dict[Tested, list[Run]] = {}
     runs = [run for folder in folders for run in runs_in(folder)]
-    times = Counter(run.resolve() for run in runs)
-    for folder in runs:
-        if times[folder.resolve()] > 1:
+    paths = [run.resolve() for run in runs]
+    times = Counter(paths)
+    for folder, path in zip(runs, paths, strict=True):
+        if times[path] > 1:
             raise SettingError(f"{folder} is given more than once; give each run once.")
         record, summary = read_finished(folder)
         tested = _tested(record.config, summary)

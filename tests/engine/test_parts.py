@@ -231,6 +231,13 @@ def test_what_a_wrapper_itself_calls_is_found_where_a_user_wrote_it(task, data):
         fa.make_round(fa.with_server_optimizer(base, optimizer), task, data, PLAN)
 
 
+def test_what_nothing_of_a_user_raised_is_found_in_the_wrapper(task, data):
+    optimizer = optax.GradientTransformation(int, int)  # which have no lines
+    says = r"^ServerRule.init \(with_server_optimizer.init\) raised .* at wrap.py:\d+: "
+    with pytest.raises(fa.SettingError, match=says):
+        fa.make_round(fa.with_server_optimizer(fedavg(), optimizer), task, data, PLAN)
+
+
 def test_what_could_not_be_called_is_named_inside_a_wrapper(task, data):
     takes_less, test = lambda one: one, "test_what_could_not_be_called_is"
     for part, algorithm in (

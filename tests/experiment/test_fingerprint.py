@@ -24,8 +24,9 @@ from test_run import Stop, stop_after
 
 import fedjax_adapt as fa
 from fedjax_adapt.algorithms import fedavg, fedprox
+from fedjax_adapt.check import is_of_library
 from fedjax_adapt.experiment import Config, read_run, run
-from fedjax_adapt.experiment.fingerprint import _is_of_library, fingerprint
+from fedjax_adapt.experiment.fingerprint import fingerprint
 from fedjax_adapt.report.groups import groups
 
 STEPS = 3
@@ -286,15 +287,15 @@ def test_modules_below_modules_and_what_a_function_imports_count(tmp_path, monke
 
 def test_libraries_are_known_by_where_they_are_installed():
     for place in ("/usr/lib/python3/dist-packages/flax/a.py", "/o/site-packages/b.py"):
-        assert _is_of_library(place)
-    assert _is_of_library(os.__file__) and _is_of_library(fa.__file__)
-    assert not _is_of_library("/home/me/project/steps.py")
+        assert is_of_library(place)
+    assert is_of_library(os.__file__) and is_of_library(fa.__file__)
+    assert not is_of_library("/home/me/project/steps.py")
 
 
 def test_another_process_has_the_same_fingerprints():
     code = """
         import test_fingerprint as t
-        from fedjax_adapt.experiment.fingerprint import _is_of_library, fingerprint
+        from fedjax_adapt.experiment.fingerprint import fingerprint
         for make in (t.arrays, t.algorithms, t.others):
             print(*map(fingerprint, make()))
         print(*(fingerprint(t.defined(pair[0])) for pair in t.PAIRS.values()))
